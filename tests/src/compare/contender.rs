@@ -13,7 +13,7 @@ use super::ground::{Ground, NODE};
 use crate::kernel::iptables::Variant;
 use crate::packets::http;
 use crate::peers::api::release;
-use crate::peers::kube_proxy::{KubeProxy, NOBODY};
+use crate::peers::kube_proxy::{KubeProxy, NOBODY, nftables};
 
 /// Where kube-proxy says what it does.
 const METRICS: u16 = 10249;
@@ -92,7 +92,7 @@ impl Contender {
                 command
             }
             Self::Shape => {
-                rules(ground, 0).start_nftables()?;
+                nftables::start(&rules(ground, 0))?;
                 return Ok(RunningContender { child: None, log });
             }
         };
@@ -119,7 +119,7 @@ impl Contender {
             Self::Shape => {
                 let (before, now) = (ground.served(changes - 1), ground.served(changes));
                 let (before, now) = before.last().zip(now.last()).context("a service")?;
-                rules(ground, changes).replace_nftables(before, now)
+                nftables::replace(&rules(ground, changes), before, now)
             }
         }
     }

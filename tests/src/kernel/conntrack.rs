@@ -107,7 +107,7 @@ impl KeptFlow {
     ) -> Result<Self> {
         let probe = Probe { protocol, ..Probe::tcp(to) };
         let (socket, port) = namespace
-            .run(|| probe.from(source).flow())?
+            .run(|| flow(probe.from(source)))?
             .with_context(|| format!("no flow to {to} over {protocol}"))?;
         Ok(Self { socket, probe, port })
     }
@@ -132,17 +132,15 @@ impl KeptFlow {
     }
 }
 
-impl Probe {
-    /// A socket that goes on asking, and the port that it asks from.
-    fn flow(self) -> io::Result<(Socket, u16)> {
-        let socket = self.connected()?;
-        let port = match self.protocol {
-            Protocol::Sctp => Self::sctp_port(),
-            Protocol::Tcp | Protocol::Udp => {
-                let local = socket.local_addr()?.as_socket();
-                local.map(|local| local.port()).unwrap_or_default()
-            }
-        };
-        Ok((socket, port))
-    }
+/// A socket that goes on asking, and the port that it asks from.
+fn flow(probe: Probe) -> io::Result<(Socket, u16)> {
+    let socket = probe.connected()?;
+    let port = match probe.protocol {
+        Protocol::Sctp => Probe::sctp_port(),
+        Protocol::Tcp | Protocol::Udp => {
+            let local = socket.local_addr()?.as_socket();
+            local.map(|local| local.port()).unwrap_or_default()
+        }
+    };
+    Ok((socket, port))
 }

@@ -3,7 +3,7 @@
 //! tables. And those of its ipvs and nftables modes.
 
 pub mod ipvs;
-mod nftables;
+pub mod nftables;
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::node::fixture::{PORT, service_ips};
+use denizen_tests::node::fixture::PORT;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -24,198 +24,131 @@ use super::underlay::{CLIENT, TORS, Underlay};
 /// Between the connections of one client: this is about losses of seconds.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-impl Underlay {
-    /// Every pod reaches every pod with its own address, and the service; so does the client.
-    fn all_reach_all(&self) -> Result<()> {
-        for family in 0..2 {
-            let client = (ip(CLIENT[family]), &self.client);
-            let pods = self.pods()?;
-            let froms = pods.iter().map(|pod| (pod.addresses[family], &pod.netns)).chain([client]);
-            for (own, netns) in froms {
-                for to in &pods {
-                    let to = SocketAddr::new(to.addresses[family], PORT);
-                    let outcome = Probe::tcp(to).from(own).ask_in(netns);
-                    let is_direct = outcome.endpoint() == Some(to) && outcome.seen() == Some(own);
-                    ensure!(is_direct, "from {own} to {to}: {outcome:?}");
-                }
-                let service =
-                    if own == client.0 { ip(VIPS[family]) } else { service_ips(10)[family] };
-                let outcome = Probe::tcp(SocketAddr::new(service, 80)).from(own).ask_in(netns);
-                ensure!(outcome.endpoint().is_some(), "from {own} to {service}: {outcome:?}");
-            }
-        }
-        Ok(())
+/// Connections between pods of different nodes, and from the client to a node's service.
+fn load(fabric: &Underlay) -> Result<Load> {
+    let mut load = Load::with_pause(PAUSE);
+    let pods = fabric.pods()?;
+    let targets = |family: usize| {
+        let others = pods.iter().skip(1).map(move |pod| pod.addresses[family]);
+        others.map(|ip| (SocketAddr::new(ip, PORT), Protocol::Tcp)).collect::<Vec<_>>()
+    };
+    for family in 0..2 {
+        load.client(&pods[0].netns, targets(family), |outcome| outcome.endpoint().is_some())?;
     }
+    let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
+    load.client(&fabric.client, vips, |outcome| outcome.endpoint().is_some())?;
+    Ok(load)
+}
 
-    /// Connections between pods of different nodes, and from the client to a node's service.
-    fn load(&self) -> Result<Load> {
-        let mut load = Load::with_pause(PAUSE);
-        let pods = self.pods()?;
-        let targets = |family: usize| {
-            let others = pods.iter().skip(1).map(move |pod| pod.addresses[family]);
-            others.map(|ip| (SocketAddr::new(ip, PORT), Protocol::Tcp)).collect::<Vec<_>>()
-        };
-        for family in 0..2 {
-            load.client(&pods[0].netns, targets(family), |outcome| outcome.endpoint().is_some())?;
-        }
-        let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
-        load.client(&self.client, vips, |outcome| outcome.endpoint().is_some())?;
-        Ok(load)
+/// All but the first node's BIRD do nothing, as if they were dead, or go on.
+fn pause_others(fabric: &Underlay, is_paused: bool) -> Result<()> {
+    fabric.speakers.iter().chain(&fabric.tors).try_for_each(|other| other.pause(is_paused))
+}
+
+/// BIRD dies, and nobody tells the next one anything. As its container starts it, it keeps what
+/// was learned; as another starts it, without `-R`, it removes that, and packets are lost.
+fn forgets_without_recovery(fabric: &mut Underlay) -> Result<()> {
+    drop(fabric.speakers.remove(0));
+    pause_others(fabric, true)?;
+    let before = fabric.learned()?;
+    ensure!(!before.is_empty(), "nothing was learned");
+    let node = &fabric.segment.nodes[0];
+    let [here, there] = [0, 1].map(|index| fabric.segment.nodes[index].pod());
+    let (here, there) = (here?, SocketAddr::new(there?.addresses[0], PORT));
+    let ask = || Probe::tcp(there).patience(SILENCE).ask_in(&here.netns);
+
+    let keeps = node.speaker()?;
+    // It has looked at the kernel's routes.
+    let has_looked = || {
+        let routes = keeps.ask("show route table denizen4").unwrap_or_default();
+        Ok(routes.contains(VIPS[0]))
+    };
+    eventually("a new BIRD", BOUND, has_looked)?;
+    ensure!(fabric.learned()? == before, "{:?} of {before:?} with recovery", fabric.learned()?);
+    ensure!(ask().endpoint() == Some(there), "{there} is not reached with recovery");
+    drop(keeps);
+
+    let folder = node.run_dir.join("bird");
+    let (file, socket) = (folder.join("bird.conf"), folder.join("bird.ctl"));
+    let forgets = Bird::with(&node.netns, &file, &socket)?;
+    observed("forgotten", BOUND, || fabric.learned(), Vec::is_empty)?;
+    let outcome = ask();
+    ensure!(outcome.endpoint().is_none(), "{outcome:?} without recovery");
+    pause_others(fabric, false)?;
+    fabric.speakers.insert(0, forgets);
+    fabric.until_up()?;
+    fabric.until_all_reach_all()
+}
+
+/// With policy Local, the service's endpoint moves from node to node, first here and there,
+/// then there alone: a client that connects all the time is always let in. A connection that
+/// was made before its route changed may break: no other node knows it.
+fn serves_while_its_endpoint_moves(fabric: &Underlay) -> Result<()> {
+    let mut load = Load::default();
+    let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
+    let is_let_in =
+        |outcome: &Outcome| matches!(outcome, Outcome::Answered { .. } | Outcome::Broken(_));
+    load.client(&fabric.client, vips, is_let_in)?;
+    for step in 0..test_length::in_full(100, 10) {
+        let (from, to) = (step % 2, 1 - step % 2);
+        fabric.put_web(&[(from, true), (to, true)])?;
+        fabric.until_next_hops(&[0, 1])?;
+        fabric.put_web(&[(from, false), (to, true)])?;
+        fabric.until_next_hops(&[to])?;
+        fabric.put_web(&[(to, true)])?;
     }
+    let tally = load.stop()?;
+    let is_served = tally.answered > 100 && tally.failed == 0 && tally.lost_once == 0;
+    ensure!(is_served, "{tally:?}");
+    Ok(())
+}
 
-    pub(super) fn until_all_reach_all(&self) -> Result<()> {
-        let missing = || Ok(self.all_reach_all().err().map(|error| format!("{error:#}")));
-        observed("reached", BOUND * 2, missing, Option::is_none).map(drop)
+/// BIRD starts again while one of two routers is dead: it does not wait for that one for ever,
+/// and nothing uses it any more.
+fn comes_back_beside_a_dead_router(fabric: &mut Underlay) -> Result<()> {
+    let [dead, alive] = TORS.map(addresses);
+    let node = &fabric.segment.nodes[0];
+    let defaults = || {
+        let of_family = |family| node.netns.output("ip", &[family, "route", "show", "default"]);
+        Ok([of_family("-4")?, of_family("-6")?])
+    };
+    let uses = |shown: &[String; 2], router: &[IpAddr]| {
+        let routes = shown.iter().zip(router);
+        routes.filter(|(shown, ip)| shown.contains(&format!("via {ip} "))).count()
+    };
+    fabric.segment.unplug(TORS[0])?;
+    fabric.client.ip(&format!("link set tor{} down", TORS[0]))?;
+    let before = defaults()?;
+    ensure!(uses(&before, &dead) == 2 && uses(&before, &alive) == 2, "{before:?}");
+    fabric.speakers.insert(0, node.speaker()?);
+    let is_past = |hops: &[String; 2]| uses(hops, &dead) == 0 && uses(hops, &alive) == 2;
+    observed("converged", BOUND * 2, defaults, is_past)?;
+    for (vip, own) in VIPS.map(ip).into_iter().zip(CLIENT) {
+        let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).ask_in(&fabric.client);
+        observed("served", BOUND, || Ok(ask()), |outcome| outcome.endpoint().is_some())?;
     }
+    Ok(())
+}
 
-    /// All but the first node's BIRD do nothing, as if they were dead, or go on.
-    fn pause_others(&self, is_paused: bool) -> Result<()> {
-        self.speakers.iter().chain(&self.tors).try_for_each(|other| other.pause(is_paused))
+/// What the first node's BIRD is configured by.
+fn speaker_configuration(fabric: &Underlay) -> Result<String> {
+    Ok(fs::read_to_string(fabric.segment.nodes[0].run_dir.join("bird/bird.conf"))?)
+}
+
+/// What one router tells a node, the node tells no other: that would be its own way to it.
+fn passes_nothing_on(fabric: &Underlay) -> Result<()> {
+    for (tor, family) in fabric.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
+        let shown = tor.ask(&format!("show route protocol node1_{family}"))?;
+        let [own, other] = [1, 2].map(|number| ranges(number)[usize::from(family == 6)].clone());
+        let others = [&other, "0.0.0.0/0", "::/0"];
+        let is_own = shown.contains(&own) && !others.iter().any(|range| shown.contains(*range));
+        ensure!(is_own, "{shown}");
     }
+    Ok(())
+}
 
-    /// BIRD dies, and nobody tells the next one anything. As its container starts it, it keeps what
-    /// was learned; as another starts it, without `-R`, it removes that, and packets are lost.
-    fn forgets_without_recovery(&mut self) -> Result<()> {
-        drop(self.speakers.remove(0));
-        self.pause_others(true)?;
-        let before = self.learned()?;
-        ensure!(!before.is_empty(), "nothing was learned");
-        let node = &self.segment.nodes[0];
-        let [here, there] = [0, 1].map(|index| self.segment.nodes[index].pod());
-        let (here, there) = (here?, SocketAddr::new(there?.addresses[0], PORT));
-        let ask = || Probe::tcp(there).patience(SILENCE).ask_in(&here.netns);
-
-        let keeps = node.speaker()?;
-        // It has looked at the kernel's routes.
-        let has_looked = || {
-            let routes = keeps.ask("show route table denizen4").unwrap_or_default();
-            Ok(routes.contains(VIPS[0]))
-        };
-        eventually("a new BIRD", BOUND, has_looked)?;
-        ensure!(self.learned()? == before, "{:?} of {before:?} with recovery", self.learned()?);
-        ensure!(ask().endpoint() == Some(there), "{there} is not reached with recovery");
-        drop(keeps);
-
-        let folder = node.run_dir.join("bird");
-        let (file, socket) = (folder.join("bird.conf"), folder.join("bird.ctl"));
-        let forgets = Bird::with(&node.netns, &file, &socket)?;
-        observed("forgotten", BOUND, || self.learned(), Vec::is_empty)?;
-        let outcome = ask();
-        ensure!(outcome.endpoint().is_none(), "{outcome:?} without recovery");
-        self.pause_others(false)?;
-        self.speakers.insert(0, forgets);
-        self.until_up()?;
-        self.until_all_reach_all()
-    }
-
-    /// With policy Local, the service's endpoint moves from node to node, first here and there,
-    /// then there alone: a client that connects all the time is always let in. A connection that
-    /// was made before its route changed may break: no other node knows it.
-    fn serves_while_its_endpoint_moves(&self) -> Result<()> {
-        let mut load = Load::default();
-        let vips = VIPS.map(|vip| (SocketAddr::new(ip(vip), 80), Protocol::Tcp)).to_vec();
-        let is_let_in =
-            |outcome: &Outcome| matches!(outcome, Outcome::Answered { .. } | Outcome::Broken(_));
-        load.client(&self.client, vips, is_let_in)?;
-        for step in 0..test_length::in_full(100, 10) {
-            let (from, to) = (step % 2, 1 - step % 2);
-            self.put_web(&[(from, true), (to, true)])?;
-            self.until_next_hops(&[0, 1])?;
-            self.put_web(&[(from, false), (to, true)])?;
-            self.until_next_hops(&[to])?;
-            self.put_web(&[(to, true)])?;
-        }
-        let tally = load.stop()?;
-        let is_served = tally.answered > 100 && tally.failed == 0 && tally.lost_once == 0;
-        ensure!(is_served, "{tally:?}");
-        Ok(())
-    }
-
-    /// The service with the pods of these nodes, each ready, or about to end and serving.
-    pub(super) fn put_web(&self, pods: &[(usize, bool)]) -> Result<()> {
-        let mut objects = web(&self.segment.nodes[0], true)?;
-        for (slice, family) in objects[1..].iter_mut().zip(0..2) {
-            let endpoint = |(index, is_ready): &(usize, bool)| {
-                let address = self.segment.nodes[*index].pod()?.addresses[family];
-                Ok(json!({
-                    "addresses": [address], "nodeName": format!("node-{}", index + 1),
-                    "conditions": {
-                        "ready": is_ready, "serving": true, "terminating": !is_ready,
-                    },
-                }))
-            };
-            slice["endpoints"] = pods.iter().map(endpoint).collect::<Result<_>>()?;
-        }
-        self.segment.manifests.put("web", &objects)
-    }
-
-    /// Waits until the kernels of both routers have routes to the service by these nodes alone.
-    pub(super) fn until_next_hops(&self, nodes: &[usize]) -> Result<()> {
-        for (vip, family) in VIPS.iter().zip(0..2) {
-            for router in &self.routers {
-                let flag = ["-4", "-6"][family];
-                let shown = || router.output("ip", &[flag, "route", "show", vip]);
-                let is_so = |shown: &String| {
-                    let by = |index: usize| {
-                        let address = &addresses(u8::try_from(index + 1).unwrap_or(0))[family];
-                        shown.contains(&format!("via {address} "))
-                    };
-                    (0..2).all(|index| by(index) == nodes.contains(&index))
-                };
-                observed("next hops", BOUND, shown, is_so).context(*vip)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// BIRD starts again while one of two routers is dead: it does not wait for that one for ever,
-    /// and nothing uses it any more.
-    fn comes_back_beside_a_dead_router(&mut self) -> Result<()> {
-        let [dead, alive] = TORS.map(addresses);
-        let node = &self.segment.nodes[0];
-        let defaults = || {
-            let of_family = |family| node.netns.output("ip", &[family, "route", "show", "default"]);
-            Ok([of_family("-4")?, of_family("-6")?])
-        };
-        let uses = |shown: &[String; 2], router: &[IpAddr]| {
-            let routes = shown.iter().zip(router);
-            routes.filter(|(shown, ip)| shown.contains(&format!("via {ip} "))).count()
-        };
-        self.segment.unplug(TORS[0])?;
-        self.client.ip(&format!("link set tor{} down", TORS[0]))?;
-        let before = defaults()?;
-        ensure!(uses(&before, &dead) == 2 && uses(&before, &alive) == 2, "{before:?}");
-        self.speakers.insert(0, node.speaker()?);
-        let is_past = |hops: &[String; 2]| uses(hops, &dead) == 0 && uses(hops, &alive) == 2;
-        observed("converged", BOUND * 2, defaults, is_past)?;
-        for (vip, own) in VIPS.map(ip).into_iter().zip(CLIENT) {
-            let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).ask_in(&self.client);
-            observed("served", BOUND, || Ok(ask()), |outcome| outcome.endpoint().is_some())?;
-        }
-        Ok(())
-    }
-
-    /// What the first node's BIRD is configured by.
-    fn configuration(&self) -> Result<String> {
-        Ok(fs::read_to_string(self.segment.nodes[0].run_dir.join("bird/bird.conf"))?)
-    }
-
-    /// What one router tells a node, the node tells no other: that would be its own way to it.
-    fn passes_nothing_on(&self) -> Result<()> {
-        for (tor, family) in self.tors.iter().flat_map(|tor| [(tor, 4), (tor, 6)]) {
-            let shown = tor.ask(&format!("show route protocol node1_{family}"))?;
-            let [own, other] =
-                [1, 2].map(|number| ranges(number)[usize::from(family == 6)].clone());
-            let others = [&other, "0.0.0.0/0", "::/0"];
-            let is_own = shown.contains(&own) && !others.iter().any(|range| shown.contains(*range));
-            ensure!(is_own, "{shown}");
-        }
-        Ok(())
-    }
-
-    fn explained(&self, address: &str) -> Result<Value> {
-        self.segment.nodes[0].agent()?.ask_directly(&json!({ "announce": address }))
-    }
+fn explain(fabric: &Underlay, address: &str) -> Result<Value> {
+    fabric.segment.nodes[0].agent()?.ask_directly(&json!({ "announce": address }))
 }
 
 /// The agent is killed, another release takes its place, and then this one again: nobody hears of
@@ -238,22 +171,22 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
         Ok((!is_quiet).then(|| "routers hear more".to_owned()))
     };
     observed("settled", BOUND, settled, Option::is_none)?;
-    fabric.passes_nothing_on()?;
-    let explained = fabric.explained(VIPS[0])?;
+    passes_nothing_on(&fabric)?;
+    let explained = explain(&fabric, VIPS[0])?;
     let peers = ["node:192.0.2.2", "node:192.0.2.3", "peer:tor-101-0", "peer:tor-102-0"];
     let mut heard: Vec<&str> =
         explained["peers"].as_array().context("peers")?.iter().filter_map(Value::as_str).collect();
     heard.sort_unstable();
     ensure!(explained["announced"] == true && heard == peers, "{explained}");
 
-    let load = fabric.load()?;
+    let load = load(&fabric)?;
     let before = fabric.heard()?;
     ensure!(before.iter().flatten().count() >= 32, "{before:?}");
     let flag = format!("--config={}", fabric.segment.folder.path().join("config.yaml").display());
-    let configuration = fabric.configuration()?;
+    let configuration = speaker_configuration(&fabric)?;
     fabric.segment.nodes[0].start_other(&[&flag])?;
     fabric.until_up()?;
-    let is_the_same = fabric.configuration()? == configuration;
+    let is_the_same = speaker_configuration(&fabric)? == configuration;
     fabric.segment.nodes[0].agent.take().context("an agent")?.kill()?;
     fabric.segment.nodes[0].start_with(&[&flag])?;
     fabric.until_up()?;
@@ -269,8 +202,8 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let tally = load.stop()?;
     ensure!(tally.answered > 100 && tally.failed == 0, "{tally:?}");
     fabric.all_reach_all()?;
-    fabric.forgets_without_recovery()?;
-    fabric.serves_while_its_endpoint_moves()?;
+    forgets_without_recovery(&mut fabric)?;
+    serves_while_its_endpoint_moves(&fabric)?;
     fabric.move_pod()?;
     fabric.until_all_reach_all()?;
 
@@ -296,7 +229,7 @@ fn without_bird_the_agent_goes_on_and_says_so() -> Result<()> {
     drop(fabric.speakers.remove(0));
     let reason =
         |address: &Value| address["reason"] == "speaker-down" && address["announced"] == false;
-    observed("explained", BOUND, || fabric.explained(VIPS[0]), reason)?;
+    observed("explained", BOUND, || explain(&fabric, VIPS[0]), reason)?;
     let agent = fabric.segment.nodes[0].agent()?;
     let status = agent.until("away", BOUND, |status| status["bgp"]["isAnswering"] == false)?;
     let errors = status["errors"].to_string();
@@ -308,7 +241,7 @@ fn without_bird_the_agent_goes_on_and_says_so() -> Result<()> {
         let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&from.netns);
         ensure!(outcome.endpoint().is_some(), "{address}: {outcome:?}");
     }
-    fabric.comes_back_beside_a_dead_router()?;
+    comes_back_beside_a_dead_router(&mut fabric)?;
     // When BIRD is gone, what it has left may go; and its passwords.
     drop(fabric.speakers.remove(0));
     let node = &mut fabric.segment.nodes[0];

@@ -10,20 +10,23 @@
 //! that is routed to.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cni::Chain;
+use denizen_tests::node::fixture::{PORT, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Pod;
 use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::Probe;
 use denizen_tests::packets::server::Server;
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
 use super::BOUND;
 use super::segment::{NODES, Node, Segment, addresses};
+use super::table::{VIPS, web};
 
 /// The routers' numbers on the network of the nodes.
 pub(super) const TORS: [u8; 2] = [101, 102];
@@ -290,6 +293,70 @@ impl Underlay {
             let is_so = |shown: &String| shown.contains(what) == is_said;
             observed("said", BOUND, || Ok(shown().unwrap_or_default()), is_so)
                 .with_context(|| format!("{what} of {prefix}"))?;
+        }
+        Ok(())
+    }
+
+    /// Every pod reaches every pod with its own address, and the service; so does the client.
+    pub(super) fn all_reach_all(&self) -> Result<()> {
+        for family in 0..2 {
+            let client = (ip(CLIENT[family]), &self.client);
+            let pods = self.pods()?;
+            let froms = pods.iter().map(|pod| (pod.addresses[family], &pod.netns)).chain([client]);
+            for (own, netns) in froms {
+                for to in &pods {
+                    let to = SocketAddr::new(to.addresses[family], PORT);
+                    let outcome = Probe::tcp(to).from(own).ask_in(netns);
+                    let is_direct = outcome.endpoint() == Some(to) && outcome.seen() == Some(own);
+                    ensure!(is_direct, "from {own} to {to}: {outcome:?}");
+                }
+                let service =
+                    if own == client.0 { ip(VIPS[family]) } else { service_ips(10)[family] };
+                let outcome = Probe::tcp(SocketAddr::new(service, 80)).from(own).ask_in(netns);
+                ensure!(outcome.endpoint().is_some(), "from {own} to {service}: {outcome:?}");
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn until_all_reach_all(&self) -> Result<()> {
+        let missing = || Ok(self.all_reach_all().err().map(|error| format!("{error:#}")));
+        observed("reached", BOUND * 2, missing, Option::is_none).map(drop)
+    }
+
+    /// The service with the pods of these nodes, each ready, or about to end and serving.
+    pub(super) fn put_web(&self, pods: &[(usize, bool)]) -> Result<()> {
+        let mut objects = web(&self.segment.nodes[0], true)?;
+        for (slice, family) in objects[1..].iter_mut().zip(0..2) {
+            let endpoint = |(index, is_ready): &(usize, bool)| {
+                let address = self.segment.nodes[*index].pod()?.addresses[family];
+                Ok(json!({
+                    "addresses": [address], "nodeName": format!("node-{}", index + 1),
+                    "conditions": {
+                        "ready": is_ready, "serving": true, "terminating": !is_ready,
+                    },
+                }))
+            };
+            slice["endpoints"] = pods.iter().map(endpoint).collect::<Result<_>>()?;
+        }
+        self.segment.manifests.put("web", &objects)
+    }
+
+    /// Waits until the kernels of both routers have routes to the service by these nodes alone.
+    pub(super) fn until_next_hops(&self, nodes: &[usize]) -> Result<()> {
+        for (vip, family) in VIPS.iter().zip(0..2) {
+            for router in &self.routers {
+                let flag = ["-4", "-6"][family];
+                let shown = || router.output("ip", &[flag, "route", "show", vip]);
+                let is_so = |shown: &String| {
+                    let by = |index: usize| {
+                        let address = &addresses(u8::try_from(index + 1).unwrap_or(0))[family];
+                        shown.contains(&format!("via {address} "))
+                    };
+                    (0..2).all(|index| by(index) == nodes.contains(&index))
+                };
+                observed("next hops", BOUND, shown, is_so).context(*vip)?;
+            }
         }
         Ok(())
     }

@@ -33,13 +33,13 @@ const PORTS: [Port; 2] = [
 ];
 
 /// A service over UDP and SCTP, and who uses it.
-struct FlowContext {
+struct ConntrackContext {
     fixture: Fixture,
     /// The agent's.
     flags: Vec<String>,
 }
 
-impl FlowContext {
+impl ConntrackContext {
     fn new(label: &str) -> Result<Self> {
         let fixture = Fixture::new(label)?;
         // An association that is never finished is forgotten after three seconds.
@@ -110,7 +110,7 @@ impl FlowContext {
 
 #[test]
 fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
-    let context = FlowContext::new("ct-replace")?;
+    let context = ConntrackContext::new("ct-replace")?;
     context.endpoints_are(&[Who::Routed])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
@@ -133,7 +133,7 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
 /// ever.
 #[test]
 fn a_service_that_never_rests_loses_no_client() -> Result<()> {
-    let context = FlowContext::new("ct-restless")?;
+    let context = ConntrackContext::new("ct-restless")?;
     context.endpoints_are(&[Who::Routed])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
@@ -152,7 +152,7 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
 
 #[test]
 fn to_zero_and_back() -> Result<()> {
-    let context = FlowContext::new("ct-zero")?;
+    let context = ConntrackContext::new("ct-zero")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
@@ -169,7 +169,7 @@ fn to_zero_and_back() -> Result<()> {
 /// the client sends, nobody asks the rules again.
 #[test]
 fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
-    let context = FlowContext::new("ct-hole")?;
+    let context = ConntrackContext::new("ct-hole")?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
     for flow in &flows {
@@ -187,7 +187,7 @@ fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
 
 #[test]
 fn a_service_that_is_deleted() -> Result<()> {
-    let context = FlowContext::new("ct-delete")?;
+    let context = ConntrackContext::new("ct-delete")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
@@ -204,7 +204,7 @@ fn a_service_that_is_deleted() -> Result<()> {
 /// The runtime says so before the API does: the endpoint is still listed.
 #[test]
 fn a_local_pod_that_is_deleted() -> Result<()> {
-    let context = FlowContext::new("ct-pod")?;
+    let context = ConntrackContext::new("ct-pod")?;
     let cluster = &context.fixture.cluster;
     let pod = cluster.add_pod("victim", Wiring::Routed)?;
     let protocols = [(Protocol::Udp, PORT), (Protocol::Sctp, PORT)];
@@ -246,7 +246,7 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
 /// through the old rules.
 #[test]
 fn the_second_look_catches_what_raced() -> Result<()> {
-    let context = FlowContext::new("ct-second")?;
+    let context = ConntrackContext::new("ct-second")?;
     context.endpoints_are(&[Who::Routed])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
@@ -273,7 +273,7 @@ fn the_second_look_catches_what_raced() -> Result<()> {
 /// Somebody flushes the table: what comes before it is there again passes it by.
 #[test]
 fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
-    let context = FlowContext::new("ct-drift")?;
+    let context = ConntrackContext::new("ct-drift")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
@@ -288,7 +288,7 @@ fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
 /// Many endpoints come and go; a flow to one that stays is the same entry all the time.
 #[test]
 fn changes_around_it_never_touch_a_healthy_flow() -> Result<()> {
-    let context = FlowContext::new("ct-healthy")?;
+    let context = ConntrackContext::new("ct-healthy")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;

@@ -54,88 +54,84 @@ add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 100
 add rule ip kube-proxy nat-postrouting jump masquerading
 ";
 
-impl KubeProxy<'_> {
-    /// The first full load in nftables mode: everything in one transaction.
-    pub fn start_nftables(&self) -> Result<()> {
-        let mut text = BASE.to_owned();
-        for served in &self.services {
-            served.add_to(&mut text)?;
-        }
-        self.node.nft(&text)
+/// The first full load in nftables mode: everything in one transaction.
+pub fn start(proxy: &KubeProxy<'_>) -> Result<()> {
+    let mut text = BASE.to_owned();
+    for served in &proxy.services {
+        add_to(served, &mut text)?;
     }
-
-    /// One service's endpoints in place of others: new chains, and those of the endpoints that are
-    /// gone are emptied. (They are deleted a second later, in another transaction.)
-    pub fn replace_nftables(&self, before: &Served, now: &Served) -> Result<()> {
-        let mut text = String::new();
-        for endpoint in &now.endpoints {
-            now.add_endpoint_to(&mut text, endpoint)?;
-        }
-        writeln!(text, "flush chain ip kube-proxy {}", now.nftables_chain())?;
-        now.add_rules_to(&mut text)?;
-        for gone in before.endpoints.iter().filter(|gone| !now.endpoints.contains(gone)) {
-            writeln!(text, "flush chain ip kube-proxy {}", before.endpoint_chain_of(gone))?;
-        }
-        self.node.nft(&text)
-    }
-
-    /// What `kube-proxy --cleanup` does to them.
-    pub fn remove_nftables(&self) -> Result<()> {
-        self.node.nft("delete table ip kube-proxy\n")
-    }
+    proxy.node.nft(&text)
 }
 
-impl Served {
-    fn nftables_chain(&self) -> String {
-        format!("service-{}-{}", hash(&self.name), self.name.replace(':', "/tcp/"))
+/// One service's endpoints in place of others: new chains, and those of the endpoints that are
+/// gone are emptied. (They are deleted a second later, in another transaction.)
+pub fn replace(proxy: &KubeProxy<'_>, before: &Served, now: &Served) -> Result<()> {
+    let mut text = String::new();
+    for endpoint in &now.endpoints {
+        add_endpoint_to(now, &mut text, endpoint)?;
     }
+    writeln!(text, "flush chain ip kube-proxy {}", chain(now))?;
+    add_rules_to(now, &mut text)?;
+    for gone in before.endpoints.iter().filter(|gone| !now.endpoints.contains(gone)) {
+        writeln!(text, "flush chain ip kube-proxy {}", endpoint_chain(before, gone))?;
+    }
+    proxy.node.nft(&text)
+}
 
-    fn endpoint_chain_of(&self, endpoint: &SocketAddr) -> String {
-        let (ip, port) = (endpoint.ip(), endpoint.port());
-        let hash = hash(&format!("{}{endpoint}", self.nftables_chain()));
-        format!("endpoint-{hash}-{ip}/{port}")
-    }
+/// What `kube-proxy --cleanup` does to them.
+pub fn remove(proxy: &KubeProxy<'_>) -> Result<()> {
+    proxy.node.nft("delete table ip kube-proxy\n")
+}
 
-    fn add_to(&self, text: &mut String) -> std::fmt::Result {
-        let (ip, port) = (self.at.ip(), self.at.port());
-        for endpoint in &self.endpoints {
-            self.add_endpoint_to(text, endpoint)?;
-        }
-        let chain = self.nftables_chain();
-        writeln!(text, "add chain ip kube-proxy {chain}")?;
-        self.add_rules_to(text)?;
-        writeln!(
-            text,
-            "add element ip kube-proxy cluster-ips {{ {ip} }}\n\
-             add element ip kube-proxy service-ips {{ {ip} . tcp . {port} : goto {chain} }}"
-        )
-    }
+fn chain(served: &Served) -> String {
+    format!("service-{}-{}", hash(&served.name), served.name.replace(':', "/tcp/"))
+}
 
-    /// The chain of an endpoint, empty if it is there already.
-    fn add_endpoint_to(&self, text: &mut String, endpoint: &SocketAddr) -> std::fmt::Result {
-        let (own, to) = (endpoint.ip(), self.endpoint_chain_of(endpoint));
-        writeln!(
-            text,
-            "add chain ip kube-proxy {to}\n\
-             flush chain ip kube-proxy {to}\n\
-             add rule ip kube-proxy {to} ip saddr {own} jump mark-for-masquerade\n\
-             add rule ip kube-proxy {to} meta l4proto tcp dnat to {endpoint}"
-        )
-    }
+fn endpoint_chain(served: &Served, endpoint: &SocketAddr) -> String {
+    let (ip, port) = (endpoint.ip(), endpoint.port());
+    let hash = hash(&format!("{}{endpoint}", chain(served)));
+    format!("endpoint-{hash}-{ip}/{port}")
+}
 
-    /// A cluster CIDR in which nobody is: everybody is masqueraded.
-    fn add_rules_to(&self, text: &mut String) -> std::fmt::Result {
-        let (ip, port, chain) = (self.at.ip(), self.at.port(), self.nftables_chain());
-        let choice = |(slot, endpoint): (usize, &SocketAddr)| {
-            format!("{slot} : goto {}", self.endpoint_chain_of(endpoint))
-        };
-        let choices: Vec<String> = self.endpoints.iter().enumerate().map(choice).collect();
-        writeln!(
-            text,
-            "add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
-             add rule ip kube-proxy {chain} numgen random mod {} vmap {{ {} }}",
-            choices.len(),
-            choices.join(", ")
-        )
+fn add_to(served: &Served, text: &mut String) -> std::fmt::Result {
+    let (ip, port) = (served.at.ip(), served.at.port());
+    for endpoint in &served.endpoints {
+        add_endpoint_to(served, text, endpoint)?;
     }
+    let chain = chain(served);
+    writeln!(text, "add chain ip kube-proxy {chain}")?;
+    add_rules_to(served, text)?;
+    writeln!(
+        text,
+        "add element ip kube-proxy cluster-ips {{ {ip} }}\n\
+         add element ip kube-proxy service-ips {{ {ip} . tcp . {port} : goto {chain} }}"
+    )
+}
+
+/// The chain of an endpoint, empty if it is there already.
+fn add_endpoint_to(served: &Served, text: &mut String, endpoint: &SocketAddr) -> std::fmt::Result {
+    let (own, to) = (endpoint.ip(), endpoint_chain(served, endpoint));
+    writeln!(
+        text,
+        "add chain ip kube-proxy {to}\n\
+         flush chain ip kube-proxy {to}\n\
+         add rule ip kube-proxy {to} ip saddr {own} jump mark-for-masquerade\n\
+         add rule ip kube-proxy {to} meta l4proto tcp dnat to {endpoint}"
+    )
+}
+
+/// A cluster CIDR in which nobody is: everybody is masqueraded.
+fn add_rules_to(served: &Served, text: &mut String) -> std::fmt::Result {
+    let (ip, port, chain) = (served.at.ip(), served.at.port(), chain(served));
+    let choice = |(slot, endpoint): (usize, &SocketAddr)| {
+        format!("{slot} : goto {}", endpoint_chain(served, endpoint))
+    };
+    let choices: Vec<String> = served.endpoints.iter().enumerate().map(choice).collect();
+    writeln!(
+        text,
+        "add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
+         add rule ip kube-proxy {chain} numgen random mod {} vmap {{ {} }}",
+        choices.len(),
+        choices.join(", ")
+    )
 }

@@ -1,6 +1,7 @@
 //! Into the nftables backend from kube-proxy's nftables mode, which hooks in where denizen does,
 //! and back.
 
+use denizen_tests::peers::kube_proxy::nftables as nftables_mode;
 use denizen_tests::test_length;
 
 use super::*;
@@ -36,7 +37,7 @@ fn cleanup(context: &TakeoverContext) -> Result<()> {
 fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
     let context = TakeoverContext::new("take-nft", Variant::Nft)?;
     let kube_proxy = context.kube_proxy();
-    kube_proxy.start_nftables()?;
+    nftables_mode::start(&kube_proxy)?;
     ensure!(!denizen_decides(&context)?, "kube-proxy serves");
     let mut streams = context.lasting()?;
     for round in 0..test_length::times(20, 3) {
@@ -44,9 +45,9 @@ fn nftables_takes_over_from_kube_proxys_nftables_and_back() -> Result<()> {
             let agent = context.start(nftables())?;
             ensure!(denizen_decides(&context)?, "beside theirs");
             for _ in 0..5 {
-                kube_proxy.remove_nftables()?;
+                nftables_mode::remove(&kube_proxy)?;
                 ensure!(!theirs(&context)? && denizen_decides(&context)?, "alone");
-                kube_proxy.start_nftables()?;
+                nftables_mode::start(&kube_proxy)?;
                 ensure!(theirs(&context)? && denizen_decides(&context)?, "theirs came");
             }
             agent.terminate()?;

@@ -108,50 +108,48 @@ fn both(kinds: &[CarriedBy]) -> impl Iterator<Item = (CarriedBy, usize)> {
     kinds.iter().flat_map(|kind| [0, 1].map(|family| (*kind, family)))
 }
 
-impl TestCluster {
-    /// Conversations of every kind between pods, each with a number of its own.
-    fn conversations(&self, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
-        let mut all = Vec::new();
-        for (from, to) in pairs {
-            for (kind, family) in both(&CarriedBy::ALL) {
-                let client = (self.netns(from), self.addresses(from)[family]);
-                let server = SocketAddr::new(self.addresses(to)[family], PORT + all.len() as u16);
-                all.push(Conversation::open(kind, client, (self.netns(to), server), server)?);
-            }
+/// Conversations of every kind between pods, each with a number of its own.
+fn conversations(cluster: &TestCluster, pairs: &[(&str, &str)]) -> Result<Vec<Conversation>> {
+    let mut all = Vec::new();
+    for (from, to) in pairs {
+        for (kind, family) in both(&CarriedBy::ALL) {
+            let client = (cluster.netns(from), cluster.addresses(from)[family]);
+            let server = SocketAddr::new(cluster.addresses(to)[family], PORT + all.len() as u16);
+            all.push(Conversation::open(kind, client, (cluster.netns(to), server), server)?);
         }
-        Ok(all)
     }
+    Ok(all)
+}
 
-    /// The same from a pod to its own node.
-    fn with_node(&self, from: &str) -> Result<Vec<Conversation>> {
-        let with = |(kind, family): (CarriedBy, usize)| {
-            let client = (self.netns(from), self.addresses(from)[family]);
-            let node = self.play.nodes.hosts[0].node.addresses[family];
-            let server = SocketAddr::new(node, PORT);
-            Conversation::open(kind, client, (self.node(0), server), server)
-        };
-        both(&CarriedBy::ALL).map(with).collect()
-    }
+/// The same from a pod to its own node.
+fn with_node(cluster: &TestCluster, from: &str) -> Result<Vec<Conversation>> {
+    let with = |(kind, family): (CarriedBy, usize)| {
+        let client = (cluster.netns(from), cluster.addresses(from)[family]);
+        let node = cluster.play.nodes.hosts[0].node.addresses[family];
+        let server = SocketAddr::new(node, PORT);
+        Conversation::open(kind, client, (cluster.node(0), server), server)
+    };
+    both(&CarriedBy::ALL).map(with).collect()
+}
 
-    /// Those with ports from a pod through a service to `x/a`.
-    fn through_service(&mut self, from: &str) -> Result<Vec<Conversation>> {
-        let ports =
-            [Port::tcp("tcp", PORT, SERVICE), Port::tcp("udp", PORT, SERVICE).over(Protocol::Udp)];
-        let service = manifest::service("spoken-to", &SERVICE_IPS.map(ip), &ports);
-        let node = &self.play.nodes.hosts[0].node.name;
-        let slices = self
-            .addresses("x/a")
-            .map(|address| manifest::slice("spoken-to", &ports, &[(address, node)]));
-        self.play.more = [vec![service], slices.into()].concat();
-        self.put([])?;
-        let with = |(kind, family): (CarriedBy, usize)| {
-            let client = (self.netns(from), self.addresses(from)[family]);
-            let server = SocketAddr::new(self.addresses("x/a")[family], SERVICE);
-            let to = SocketAddr::new(ip(SERVICE_IPS[family]), PORT);
-            Conversation::open(kind, client, (self.netns("x/a"), server), to)
-        };
-        both(&[CarriedBy::Tcp, CarriedBy::Udp]).map(with).collect()
-    }
+/// Those with ports from a pod through a service to `x/a`.
+fn through_service(cluster: &mut TestCluster, from: &str) -> Result<Vec<Conversation>> {
+    let ports =
+        [Port::tcp("tcp", PORT, SERVICE), Port::tcp("udp", PORT, SERVICE).over(Protocol::Udp)];
+    let service = manifest::service("spoken-to", &SERVICE_IPS.map(ip), &ports);
+    let node = &cluster.play.nodes.hosts[0].node.name;
+    let slices = cluster
+        .addresses("x/a")
+        .map(|address| manifest::slice("spoken-to", &ports, &[(address, node)]));
+    cluster.play.more = [vec![service], slices.into()].concat();
+    cluster.put([])?;
+    let with = |(kind, family): (CarriedBy, usize)| {
+        let client = (cluster.netns(from), cluster.addresses(from)[family]);
+        let server = SocketAddr::new(cluster.addresses("x/a")[family], SERVICE);
+        let to = SocketAddr::new(ip(SERVICE_IPS[family]), PORT);
+        Conversation::open(kind, client, (cluster.netns("x/a"), server), to)
+    };
+    both(&[CarriedBy::Tcp, CarriedBy::Udp]).map(with).collect()
 }
 
 /// A fate for each of some groups of conversations.
@@ -165,10 +163,10 @@ fn fates<const N: usize>(groups: [(usize, Fate); N]) -> Vec<Fate> {
 fn what_is_forbidden_ends_though_both_sides_send() -> Result<()> {
     use Fate::{Ends, GoesOn};
     let mut cluster = TestCluster::new("np-forbidden")?;
-    let through_service = cluster.through_service("x/b")?;
+    let through_service = through_service(&mut cluster, "x/b")?;
     // From `y`, from `x`, and answers to pods that are isolated.
     let pairs = [("y/a", "x/a"), ("x/b", "x/a"), ("x/c", "x/a"), ("x/a", "y/a"), ("x/b", "y/a")];
-    let talk = Talk::start([cluster.conversations(&pairs)?, through_service]);
+    let talk = Talk::start([conversations(&cluster, &pairs)?, through_service]);
     talk.until(&fates([(44, GoesOn)]))?;
     cluster.put([x("deny").ingress([])])?;
     thread::sleep(ENDING);
@@ -195,7 +193,7 @@ fn what_is_forbidden_for_egress_ends_though_both_sides_send() -> Result<()> {
     use Fate::{Ends, GoesOn, Unheard};
     let mut cluster = TestCluster::new("np-forbidden-out")?;
     let pairs = [("x/a", "y/a"), ("x/b", "y/a"), ("x/a", "x/c"), ("y/a", "x/a")];
-    let talk = Talk::start([cluster.conversations(&pairs)?, cluster.with_node("x/a")?]);
+    let talk = Talk::start([conversations(&cluster, &pairs)?, with_node(&cluster, "x/a")?]);
     talk.until(&fates([(40, GoesOn)]))?;
     cluster.put([x("deny").egress([])])?;
     thread::sleep(ENDING);

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::Objects;
+use anyhow::{Result, ensure};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Probe;
@@ -15,23 +14,6 @@ use denizen_tests::policy::PolicyRule;
 use super::test_cluster::{BOUND, TestCluster, x};
 
 const TABLE: &str = "denizen-firewall";
-
-impl TestCluster {
-    pub fn end_agent(&mut self, kills: bool) -> Result<()> {
-        let agent = self.play.nodes.hosts[0].agent.take().context("it was started")?;
-        if kills {
-            agent.kill()?
-        } else {
-            agent.terminate()?
-        };
-        Ok(())
-    }
-
-    pub fn start_agent(&mut self) -> Result<()> {
-        let objects = Objects::Manifests(self.play.nodes.manifests.folder().to_owned());
-        self.play.nodes.hosts[0].start_agent(objects, &[])
-    }
-}
 
 /// Forbidden packets keep coming while agents end and start, killed or not.
 #[test]

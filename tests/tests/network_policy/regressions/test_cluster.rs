@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use denizen_tests::agent::Objects;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyWorld};
@@ -52,6 +53,21 @@ impl TestCluster {
     pub fn expect(&self, from: &Netns, to: &str, arrive: bool) -> Result<()> {
         let mut addresses = self.addresses(to).into_iter();
         addresses.try_for_each(|to| expect_at(from, SocketAddr::new(to, 80), arrive))
+    }
+
+    pub fn end_agent(&mut self, kills: bool) -> Result<()> {
+        let agent = self.play.nodes.hosts[0].agent.take().context("it was started")?;
+        if kills {
+            agent.kill()?
+        } else {
+            agent.terminate()?
+        };
+        Ok(())
+    }
+
+    pub fn start_agent(&mut self) -> Result<()> {
+        let objects = Objects::Manifests(self.play.nodes.manifests.folder().to_owned());
+        self.play.nodes.hosts[0].start_agent(objects, &[])
     }
 }
 

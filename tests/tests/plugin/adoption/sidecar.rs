@@ -31,36 +31,37 @@ fn of_namespace(namespace: &str) -> impl FnOnce(&mut Value) {
     }
 }
 
-impl AdoptionContext {
-    /// A pod that the plugin attached, and that the runtime remembers by `edit`.
-    fn recorded(&self, name: &str, edit: impl FnOnce(&mut Value)) -> Result<(Pod, PathBuf)> {
-        let pod = self.cluster.add_pod(name, Wiring::Bridged)?;
-        let (file, mut cached) = pod.cached(pod.netns.path().to_str());
-        edit(&mut cached);
-        let file = self.remember(&file, &cached.to_string())?;
-        Ok((pod, file))
-    }
+/// A pod that the plugin attached, and that the runtime remembers by `edit`.
+fn recorded(
+    context: &AdoptionContext,
+    name: &str,
+    edit: impl FnOnce(&mut Value),
+) -> Result<(Pod, PathBuf)> {
+    let pod = context.cluster.add_pod(name, Wiring::Bridged)?;
+    let (file, mut cached) = pod.cached(pod.netns.path().to_str());
+    edit(&mut cached);
+    let file = context.remember(&file, &cached.to_string())?;
+    Ok((pod, file))
+}
 
-    /// A pod of a time when the plugin's entry has `redirect`, which it redirects or not.
-    fn today(&self, name: &str, redirects: bool) -> Result<()> {
-        let entry = json!({ "profile": "linkerd", "namespaces": { "never": null } });
-        let list = json!({ "plugins": [{ "type": "denizen", "redirect": entry }] });
-        let config = BASE64.encode(list.to_string().as_bytes());
-        let (pod, _) = self.recorded(name, |cached| {
-            cached["config"] = config.into();
-            if redirects {
-                annotated("other")(cached);
-            }
-        })?;
-        let id = AttachmentId(pod.attachment());
-        RunDir::open(self.cluster.run_dir())?.update(PATIENCE, |state| {
-            let record = state.attachments.get_mut(&id).expect("it is recorded");
-            let redirect = json!({ "profile": "linkerd", "interfaces": ["eth0"] });
-            record.redirect =
-                redirects.then(|| serde_json::from_value(redirect).expect("it is one"));
-        })?;
-        Ok(())
-    }
+/// A pod of a time when the plugin's entry has `redirect`, which it redirects or not.
+fn today(context: &AdoptionContext, name: &str, redirects: bool) -> Result<()> {
+    let entry = json!({ "profile": "linkerd", "namespaces": { "never": null } });
+    let list = json!({ "plugins": [{ "type": "denizen", "redirect": entry }] });
+    let config = BASE64.encode(list.to_string().as_bytes());
+    let (pod, _) = recorded(context, name, |cached| {
+        cached["config"] = config.into();
+        if redirects {
+            annotated("other")(cached);
+        }
+    })?;
+    let id = AttachmentId(pod.attachment());
+    RunDir::open(context.cluster.run_dir())?.update(PATIENCE, |state| {
+        let record = state.attachments.get_mut(&id).expect("it is recorded");
+        let redirect = json!({ "profile": "linkerd", "interfaces": ["eth0"] });
+        record.redirect = redirects.then(|| serde_json::from_value(redirect).expect("it is one"));
+    })?;
+    Ok(())
 }
 
 /// How many pods are redirected, and how many lack it.
@@ -75,18 +76,18 @@ fn pods_with_a_proxy_from_before_redirection_are_named_in_status() -> Result<()>
     let node = &context.cluster.world.node;
     context.earlier("without", Wiring::Routed, |_| ())?;
     context.earlier("unwanted", Wiring::Routed, annotated("denizen.io/redirect"))?;
-    context.recorded("spared", of_namespace("never"))?;
+    recorded(&context, "spared", of_namespace("never"))?;
     let (adopted, _) = context.earlier("adopted", Wiring::Bridged, annotated("other"))?;
-    let (recorded, file) = context.recorded("recorded", of_namespace("default"))?;
+    let (pod, file) = recorded(&context, "recorded", of_namespace("default"))?;
     let agent = context.cluster.start_agent()?;
     assert!(context.record(&adopted)?.context("no record")?.adopted);
     // Perhaps linkerd-init redirects all pods of this node.
     assert_eq!(counts(&agent)?, (json!(0), json!(0)));
 
     // Not a redirected pod shows what the plugin's entry is, but any pod of that time.
-    context.today("plain", false)?;
+    today(&context, "plain", false)?;
     context.wait("counted", &agent, || Ok(counts(&agent)? == (json!(0), json!(2))))?;
-    context.today("redirected", true)?;
+    today(&context, "redirected", true)?;
     context.wait("counted", &agent, || Ok(counts(&agent)? == (json!(1), json!(2))))?;
     let warnings = agent.status()?["warnings"].to_string();
     for words in ["2 pods have a mesh's proxy", "/adopted", "/recorded"] {
@@ -100,8 +101,8 @@ fn pods_with_a_proxy_from_before_redirection_are_named_in_status() -> Result<()>
     agent.terminate()?;
     let agent = context.cluster.start_agent()?;
     context.wait("known again", &agent, || Ok(counts(&agent)? == (json!(1), json!(2))))?;
-    recorded.detach(node)?;
+    pod.detach(node)?;
     fs::remove_file(file)?;
-    context.today("instead", true)?;
+    today(&context, "instead", true)?;
     context.wait("redirected", &agent, || Ok(counts(&agent)? == (json!(2), json!(1))))
 }

@@ -10,7 +10,7 @@ use denizen_tests::node::fixture::{Who, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
 
-use super::{BOUND, FlowContext};
+use super::{BOUND, ConntrackContext};
 
 /// One flow of each protocol and family to the service, from `pod`.
 fn flows(pod: &Pod) -> Result<Vec<KeptFlow>> {
@@ -34,7 +34,7 @@ fn are_seen(flows: &[KeptFlow], pod: &Pod) -> bool {
 
 #[test]
 fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
-    let context = FlowContext::new("ct-late")?;
+    let context = ConntrackContext::new("ct-late")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let pod = context.fixture.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
@@ -55,7 +55,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
 
 #[test]
 fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
-    let context = FlowContext::new("ct-rename")?;
+    let context = ConntrackContext::new("ct-rename")?;
     context.endpoints_are(&[Who::Remote])?;
     let agent = context.start_agent()?;
     let pod = &context.fixture.routed;

@@ -11,12 +11,12 @@ use denizen_tests::node::fixture::{PORT, Who, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::Protocol;
 
-use super::{BOUND, FlowContext};
+use super::{BOUND, ConntrackContext};
 
 /// Everything that could become stale while nobody was there does; what did not is not looked at
 /// twice.
 fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
-    let context = FlowContext { flags, ..FlowContext::new(label)? };
+    let context = ConntrackContext { flags, ..ConntrackContext::new(label)? };
     let manifests = &context.fixture.cluster.manifests;
     context.endpoints_are(&[Who::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
