@@ -1,6 +1,7 @@
 //! The facts: services, endpoints, this node, its pods. Plain values; no kernel, no Kubernetes
 //! client.
 
+mod change;
 mod cluster;
 mod cluster_network_policy;
 mod cluster_pod;
@@ -27,6 +28,7 @@ use jiff::Timestamp;
 
 pub use denizen_packet::{Family, Protocol, family_of};
 
+pub use change::ModelChange;
 pub use cluster::ClusterFacts;
 pub use cluster_network_policy::{
     Action, ClusterNetworkPolicy, Tier, TierPeer, TierPeers, TierPort, TierPorts, TierRule,
@@ -51,60 +53,6 @@ pub use service::{
     ForeignService, RequestedScheduler, Service, ServiceName, ServicePort, ServicePortName,
     SessionAffinity, SourceRanges, TrafficPolicy,
 };
-
-/// What an event touched, so that only that is planned again.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ModelChange {
-    /// Services whose own facts or endpoints changed.
-    pub services: BTreeSet<ServiceName>,
-    /// The Node object changed, which may change the plan of every service.
-    pub node: bool,
-    pub pods: bool,
-    pub addresses: bool,
-    pub links: bool,
-    /// The addresses of nodes changed, as [`Model::node_addresses`] has them.
-    pub node_addresses: bool,
-    pub service_ranges: bool,
-    pub egress: bool,
-    /// When the changes happened that led to the new slices of these services, and the slices'
-    /// families.
-    pub triggers: Vec<(Family, Timestamp)>,
-    pub namespaces: BTreeSet<Arc<str>>,
-    pub cluster_pods: BTreeSet<PodName>,
-    pub network_policies: BTreeSet<PolicyName>,
-    /// ClusterNetworkPolicies that changed.
-    pub cluster_network_policies: BTreeSet<Arc<str>>,
-    /// The labels of nodes, or the ranges of their pods, changed.
-    pub node_facts: bool,
-    /// The API refuses another kind of object.
-    pub refused: bool,
-    /// Other pods are known completely than before.
-    pub pod_coverage: bool,
-}
-
-impl ModelChange {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// What the pod firewall decides by is decided.
-    pub fn firewall_is_decided(&mut self) {
-        self.namespaces.clear();
-        self.cluster_pods.clear();
-        self.network_policies.clear();
-        self.cluster_network_policies.clear();
-        self.node_facts = false;
-        self.refused = false;
-        self.pod_coverage = false;
-        self.links = false;
-        self.node_addresses = false;
-    }
-
-    /// Whether anything about this node changed.
-    pub fn is_about_node(&self) -> bool {
-        self.node || self.pods || self.addresses || self.service_ranges || self.egress
-    }
-}
 
 #[derive(Debug, Default)]
 pub struct Model {
@@ -149,29 +97,9 @@ impl Model {
                 self.foreign_services.insert(name, foreign);
             }
             Event::Slice(name, slice) => self.apply_slice(name, slice, change),
-            Event::Triggered(name, at) => {
-                // An unchanged slice, or one without a service, needs no programming, so its
-                // trigger does not count.
-                let owner = self.slice_owner.get(&name);
-                let owner = owner.filter(|owner| change.services.contains(*owner));
-                let slices = owner.and_then(|owner| self.slices.get(owner));
-                let slice = slices.into_iter().flatten().find(|slice| slice.name == name);
-                change.triggers.extend(slice.map(|slice| (slice.family, at)));
-            }
-            Event::Node(node) => {
-                self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
-                if replace(&mut self.node, node) {
-                    (change.node, change.node_addresses) = (true, true);
-                    change.node_facts = true;
-                }
-            }
-            // No service depends on them: see [`Self::nodes`].
-            Event::OtherNode(name, node) => {
-                if self.other_nodes.get(&name) != node.as_ref() {
-                    (change.node_addresses, change.node_facts) = (true, true);
-                    set(Arc::make_mut(&mut self.other_nodes), &name, node);
-                }
-            }
+            Event::Triggered(name, at) => self.apply_trigger(&name, at, change),
+            Event::Node(node) => self.apply_node(node, change),
+            Event::OtherNode(name, node) => self.apply_other_node(&name, node, change),
             Event::ServiceCidr(name, ranges) => {
                 let before = match ranges {
                     Some(ranges) => self.service_ranges.insert(name.clone(), ranges),
@@ -216,6 +144,36 @@ impl Model {
                     change.refused |= self.refused.insert(listing);
                 }
             }
+        }
+    }
+
+    /// An unchanged slice, or one without a service, needs no programming, so its trigger does not
+    /// count.
+    fn apply_trigger(&self, name: &SliceName, at: Timestamp, change: &mut ModelChange) {
+        let owner = self.slice_owner.get(name);
+        let owner = owner.filter(|owner| change.services.contains(*owner));
+        let slices = owner.and_then(|owner| self.slices.get(owner));
+        let slice = slices.into_iter().flatten().find(|slice| slice.name == *name);
+        change.triggers.extend(slice.map(|slice| (slice.family, at)));
+    }
+
+    fn apply_node(&mut self, node: Option<Node>, change: &mut ModelChange) {
+        self.node_gone = node.is_none() && (self.node_gone || self.node.is_some());
+        if replace(&mut self.node, node) {
+            (change.node, change.node_addresses, change.node_facts) = (true, true, true);
+        }
+    }
+
+    /// No service depends on other nodes: see [`Self::nodes`].
+    fn apply_other_node(
+        &mut self,
+        name: &Arc<str>,
+        node: Option<OtherNode>,
+        change: &mut ModelChange,
+    ) {
+        if self.other_nodes.get(name) != node.as_ref() {
+            (change.node_addresses, change.node_facts) = (true, true);
+            set(Arc::make_mut(&mut self.other_nodes), name, node);
         }
     }
 

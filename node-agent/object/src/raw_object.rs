@@ -120,17 +120,7 @@ impl<'a> RawObject<'a> {
     ) -> Result<Option<DecodedObject>, ObjectError> {
         let mut triggered = None;
         let (key, event) = match self.kind {
-            ObjectKind::Service => {
-                let raw: ServiceObject<'_> = self.typed()?;
-                let service = service(&raw, warnings)?;
-                let shared = service.as_ref().map(|service| service.name.clone());
-                let name = shared.unwrap_or_else(|| raw.metadata.service_name());
-                let key = ObjectKey::Service(name.clone());
-                match foreign_service(&raw) {
-                    Some(foreign) => (key, Event::ForeignService(name, foreign)),
-                    None => (key, Event::Service(name, service)),
-                }
-            }
+            ObjectKind::Service => self.decode_service(warnings)?,
             ObjectKind::EndpointSlice => {
                 let raw: EndpointSlice<'_> = self.typed()?;
                 let slice = slice(&raw, warnings)?;
@@ -174,6 +164,21 @@ impl<'a> RawObject<'a> {
         };
         let digest = self.digest();
         Ok(Some(DecodedObject { key, digest, event, triggered }))
+    }
+
+    fn decode_service(
+        &self,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<(ObjectKey, Event), ObjectError> {
+        let raw: ServiceObject<'_> = self.typed()?;
+        let service = service(&raw, warnings)?;
+        let shared = service.as_ref().map(|service| service.name.clone());
+        let name = shared.unwrap_or_else(|| raw.metadata.service_name());
+        let key = ObjectKey::Service(name.clone());
+        Ok(match foreign_service(&raw) {
+            Some(foreign) => (key, Event::ForeignService(name, foreign)),
+            None => (key, Event::Service(name, service)),
+        })
     }
 
     /// A Node of either kind: this node's, or another's where that is wanted.

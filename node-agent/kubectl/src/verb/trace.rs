@@ -144,7 +144,7 @@ async fn follow(
             let mut over = over.subscribe();
             let until = async move { drop(over.wait_for(|over| *over).await) };
             let limit = time + AROUND;
-            (is_begun, one(api, node_agents, ends, limit, begun, until))
+            (is_begun, follow_packets(api, node_agents, ends, limit, begun, until))
         })
         .unzip();
     let sending = async {
@@ -152,7 +152,8 @@ async fn follow(
         join_all(begun).await;
         let (begun, _) = oneshot::channel();
         let packets =
-            one(api, node_agents, sender, time, begun, std::future::pending::<()>()).await;
+            follow_packets(api, node_agents, sender, time, begun, std::future::pending::<()>())
+                .await;
         #[expect(clippy::disallowed_methods, reason = "no message says that nothing comes")]
         tokio::time::sleep(ARRIVAL).await;
         over.send_replace(true);
@@ -162,7 +163,7 @@ async fn follow(
 }
 
 /// Follows packets on one node.
-async fn one(
+async fn follow_packets(
     api: &Api,
     node_agents: &[NodeAgent],
     ends: &FollowedEnds,

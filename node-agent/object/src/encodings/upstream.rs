@@ -1,4 +1,4 @@
-//! The judge of the field numbers: messages that Kubernetes' own definitions encode.
+//! The reference for the field numbers: messages that Kubernetes' own definitions encode.
 //!
 //! `k8s-pb` is generated from Kubernetes' `generated.proto`, and prost writes its messages. Neither
 //! shares a line with the decoder, nor with the tests' own encoder. Each object here has all fields

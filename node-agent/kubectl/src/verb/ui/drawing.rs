@@ -190,11 +190,11 @@ struct DrawnKey {
     port: String,
 }
 
-fn drawn(
+/// One for each place, sorted.
+fn boxes(
     places: &BTreeMap<Participant, Participant>,
     participants: &BTreeMap<Participant, ParticipantFacts>,
-    edges: Vec<EdgeFacts>,
-) -> Drawing {
+) -> Vec<DrawnBox> {
     let mut boxes: BTreeMap<Participant, DrawnBox> = BTreeMap::new();
     for (participant, place) in places {
         let facts = participants.get(participant).cloned().unwrap_or_default();
@@ -213,7 +213,15 @@ fn drawn(
             drawn.facts.pods += facts.pods;
         }
     }
-    let mut boxes: Vec<DrawnBox> = boxes.into_values().collect();
+    boxes.into_values().collect()
+}
+
+fn drawn(
+    places: &BTreeMap<Participant, Participant>,
+    participants: &BTreeMap<Participant, ParticipantFacts>,
+    edges: Vec<EdgeFacts>,
+) -> Drawing {
+    let mut boxes = boxes(places, participants);
     let position = |place: &Participant| {
         let found = boxes.binary_search_by(|drawn| drawn.participant.cmp(place));
         found.expect("each place has a box")

@@ -1,0 +1,62 @@
+//! What changed in the model since a plan was made.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::{Family, PodName, PolicyName, ServiceName};
+
+/// What an event touched, so that only that is planned again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelChange {
+    /// Services whose own facts or endpoints changed.
+    pub services: BTreeSet<ServiceName>,
+    /// The Node object changed, which may change the plan of every service.
+    pub node: bool,
+    pub pods: bool,
+    pub addresses: bool,
+    pub links: bool,
+    /// The addresses of nodes changed, as [`Model::node_addresses`](super::Model::node_addresses) has them.
+    pub node_addresses: bool,
+    pub service_ranges: bool,
+    pub egress: bool,
+    /// When the changes happened that led to the new slices of these services, and the slices'
+    /// families.
+    pub triggers: Vec<(Family, Timestamp)>,
+    pub namespaces: BTreeSet<Arc<str>>,
+    pub cluster_pods: BTreeSet<PodName>,
+    pub network_policies: BTreeSet<PolicyName>,
+    /// ClusterNetworkPolicies that changed.
+    pub cluster_network_policies: BTreeSet<Arc<str>>,
+    /// The labels of nodes, or the ranges of their pods, changed.
+    pub node_facts: bool,
+    /// The API refuses another kind of object.
+    pub refused: bool,
+    /// Other pods are known completely than before.
+    pub pod_coverage: bool,
+}
+
+impl ModelChange {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the pod firewall decides by is decided.
+    pub fn firewall_is_decided(&mut self) {
+        self.namespaces.clear();
+        self.cluster_pods.clear();
+        self.network_policies.clear();
+        self.cluster_network_policies.clear();
+        self.node_facts = false;
+        self.refused = false;
+        self.pod_coverage = false;
+        self.links = false;
+        self.node_addresses = false;
+    }
+
+    /// Whether anything about this node changed.
+    pub fn is_about_node(&self) -> bool {
+        self.node || self.pods || self.addresses || self.service_ranges || self.egress
+    }
+}
