@@ -234,7 +234,7 @@ impl RunArgs {
                 egress::EgressConfig { file: file.clone(), run_dir: run_dir.run_dir.clone() }
             }),
             conntrack: match policy.services.are_served() {
-                true => conntrack.asked(),
+                true => conntrack.requested(),
                 false => Conntrack::UNCHANGED,
             },
             sysctl_dir: sysctl_dir.clone(),
@@ -300,10 +300,10 @@ impl PolicyArgs {
     /// The backend to open: none if another program serves services. `auto` is the backend that
     /// `--backend auto` selects.
     pub fn backend(&self, auto: BackendName) -> BackendConfig {
-        let asked = self.backend.config(auto);
+        let selected = self.backend.config(auto);
         match self.services.are_served() {
-            true => asked,
-            false => BackendConfig { name: BackendName::None, ..asked },
+            true => selected,
+            false => BackendConfig { name: BackendName::None, ..selected },
         }
     }
 

@@ -284,10 +284,10 @@ impl Announcer {
         let singles = single_pods(settings, &nodes, plan.recorded());
         self.drained =
             self.drained.now(is_draining(world.node(), settings), self.config.drain_wait);
-        let asked = |(pod, address): &(&LocalPod, IpAddr)| (*address, pod.interface.clone());
-        let asked: Interfaces = singles.iter().map(asked).collect();
-        if self.surveyed.as_ref().is_none_or(|(pods, _)| *pods != asked) {
-            self.surveyed = Some((asked, self.routes.survey(&singles)?));
+        let interface = |(pod, address): &(&LocalPod, IpAddr)| (*address, pod.interface.clone());
+        let interfaces: Interfaces = singles.iter().map(interface).collect();
+        if self.surveyed.as_ref().is_none_or(|(pods, _)| *pods != interfaces) {
+            self.surveyed = Some((interfaces, self.routes.survey(&singles)?));
         }
         let Some((_, surveyed)) = &self.surveyed else { return Ok(()) };
         let times = newest(&singles).into_iter().map(|(ip, pod)| (ip, pod.added_at.clone()));

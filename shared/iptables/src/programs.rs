@@ -318,6 +318,6 @@ pub fn has_family(family: Family) -> bool {
         Family::V4 => AddressFamily::Inet,
         Family::V6 => AddressFamily::Inet6,
     };
-    let asked = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
-    !matches!(asked, Err(Errno::EAFNOSUPPORT))
+    let socket = socket(domain, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    !matches!(socket, Err(Errno::EAFNOSUPPORT))
 }

@@ -81,10 +81,10 @@ impl Ipvs {
         const DOING: &str = "open netlink to IPVS";
         let mut socket = Socket::generic().map_err(IpvsError::netlink(DOING))?;
         let sequence = socket.sequences(1);
-        let asked = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0, sequence, |writer| {
+        let message = request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 0, sequence, |writer| {
             writer.put_str(CTRL_ATTR_FAMILY_NAME, "IPVS");
         });
-        let found = socket.ask(&asked, sequence, |answer| {
+        let found = socket.ask(&message, sequence, |answer| {
             let id = answer.attributes_after(GENLMSGHDR).find(CTRL_ATTR_FAMILY_ID);
             id.and_then(|id| id.try_into().ok()).map(u16::from_ne_bytes)
         });
@@ -135,12 +135,12 @@ impl Ipvs {
     /// Whether there is a virtual server at this key. Cheap, however many there are.
     pub fn has(&mut self, key: &ServerKey) -> Result<bool, IpvsError> {
         let sequence = self.socket.sequences(1);
-        let asked = request(self.family, IPVS_CMD_GET_SERVICE, 0, sequence, |writer| {
+        let message = request(self.family, IPVS_CMD_GET_SERVICE, 0, sequence, |writer| {
             write_key(writer, key)
         });
         match self
             .socket
-            .ask(&asked, sequence, |answer| read_server(answer.attributes_after(GENLMSGHDR)))
+            .ask(&message, sequence, |answer| read_server(answer.attributes_after(GENLMSGHDR)))
         {
             Ok(found) => Ok(found.is_some()),
             Err(error) if error.errno() == Some(Errno::ESRCH) => Ok(false),
@@ -219,8 +219,8 @@ impl Ipvs {
         read: impl FnMut(Message<'_>) -> Option<T>,
     ) -> Result<T, IpvsError> {
         let sequence = self.socket.sequences(1);
-        let asked = request(self.family, number, 0, sequence, |_| {});
-        let answered = self.socket.ask(&asked, sequence, read);
+        let message = request(self.family, number, 0, sequence, |_| {});
+        let answered = self.socket.ask(&message, sequence, read);
         answered.map_err(IpvsError::netlink(doing))?.ok_or(IpvsError::Answer { doing })
     }
 
@@ -231,8 +231,8 @@ impl Ipvs {
         each: impl FnMut(Message<'_>),
     ) -> Result<(), NetlinkError> {
         let sequence = self.socket.sequences(1);
-        let asked = request(self.family, number, libc::NLM_F_DUMP as u16, sequence, fill);
-        self.socket.dump(&asked, sequence, each)
+        let message = request(self.family, number, libc::NLM_F_DUMP as u16, sequence, fill);
+        self.socket.dump(&message, sequence, each)
     }
 }
 

@@ -24,13 +24,13 @@ pub fn sampled(chains: Vec<Chain>) -> Vec<Chain> {
 fn sample_of(rule: &Rule) -> Option<Rule> {
     let drops =
         matches!(rule.statements.last()?, Statement::Verdict(Verdict::Drop) | Statement::Reject(_));
-    let asked = rule.statements.iter().filter(|statement| asks(statement)).cloned();
+    let matches = rule.statements.iter().filter(|statement| is_match(statement)).cloned();
     let sample = [Statement::Limit(LIMIT), Statement::Trace];
-    drops.then(|| Rule { statements: asked.chain(sample).collect(), why: rule.why })
+    drops.then(|| Rule { statements: matches.chain(sample).collect(), why: rule.why })
 }
 
 /// Whether it only matches packets, and changes nothing.
-fn asks(statement: &Statement) -> bool {
+fn is_match(statement: &Statement) -> bool {
     match statement {
         Statement::Equals(..)
         | Statement::NotEquals(..)

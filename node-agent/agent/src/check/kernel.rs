@@ -133,8 +133,8 @@ fn ipvs(subject: &Subject) -> Finding {
 
 /// The programs' variant, and the extensions that they or the kernel lack. Legacy programs make a
 /// table when they are asked about it, so they are only asked where it is.
-fn programs(asked: Option<Variant>) -> Result<(&'static str, Vec<String>), IptablesError> {
-    let programs = match asked {
+fn programs(variant: Option<Variant>) -> Result<(&'static str, Vec<String>), IptablesError> {
+    let programs = match variant {
         Some(variant) => Programs::installed(variant)?,
         None => Programs::find()?,
     };

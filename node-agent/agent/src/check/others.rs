@@ -17,15 +17,15 @@ use denizen_text::describe;
 
 pub(super) fn checks(subject: &Subject) -> Vec<Check> {
     let only = |topic, finding| vec![Check::new(topic, finding)];
-    let asked = |topic, findings: fn(&Subject) -> Vec<Finding>| match not_permitted() {
+    let permitted = |topic, findings: fn(&Subject) -> Vec<Finding>| match not_permitted() {
         Some(finding) => only(topic, finding),
         None => findings(subject).into_iter().map(|finding| Check::new(topic, finding)).collect(),
     };
     [
-        asked(Topic::ServiceProxies, |subject| vec![service_proxies(subject)]),
-        asked(Topic::PolicyEngines, |subject| vec![policy_engines(subject)]),
-        asked(Topic::ForwardChains, forward_chains),
-        asked(Topic::Announcing, announcing),
+        permitted(Topic::ServiceProxies, |subject| vec![service_proxies(subject)]),
+        permitted(Topic::PolicyEngines, |subject| vec![policy_engines(subject)]),
+        permitted(Topic::ForwardChains, forward_chains),
+        permitted(Topic::Announcing, announcing),
         ports(subject).into_iter().map(|finding| Check::new(Topic::Ports, finding)).collect(),
     ]
     .concat()

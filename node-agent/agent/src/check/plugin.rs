@@ -81,10 +81,10 @@ fn entry(active: &Active, subject: &Subject) -> Finding {
 /// entry, the agent.
 fn host_ports(active: &Active, entry: &Value, subject: &Subject) -> Option<Finding> {
     let path = active.path.display();
-    let is_asked = entry.get(HOST_PORTS).is_some_and(|asked| !asked.is_null());
+    let is_requested = entry.get(HOST_PORTS).is_some_and(|value| !value.is_null());
     let is_passed = entry["capabilities"][PORT_MAPPINGS] == true;
     let is_portmap = active.plugins.iter().any(|plugin| plugin == PORTMAP);
-    match (subject.policy.host_ports.is_some(), is_asked) {
+    match (subject.policy.host_ports.is_some(), is_requested) {
         (true, false) => Some(
             Finding::failure(
                 format!("the agent serves host ports, and denizen's entry in {path} asks for none"),

@@ -94,7 +94,7 @@ impl CheckArgs {
             "--sysctl-dir {0}: {0}/net does not exist",
             sysctls.display()
         );
-        let agent = asked(run_dir)?;
+        let agent = status(run_dir)?;
         let running = agent.as_ref().ok().and_then(|status| BackendName::named(&status.backend));
         let backend = match self.policy.services.are_served() {
             true => self.policy.backend.chosen().or(running),
@@ -112,7 +112,7 @@ impl CheckArgs {
             features: Features { services: is_served, ..self.policy.features() },
             objects: self.objects.check(InCluster::from_environment(), is_served),
             conntrack: match is_served {
-                true => self.conntrack.asked(),
+                true => self.conntrack.requested(),
                 false => Conntrack::UNCHANGED,
             },
             listen: self.listen.check()?,
@@ -129,6 +129,6 @@ impl CheckArgs {
 }
 
 /// The running agent's status, or why there is none.
-fn asked(run_dir: &Path) -> anyhow::Result<Result<Status, ControlError>> {
+fn status(run_dir: &Path) -> anyhow::Result<Result<Status, ControlError>> {
     block_on(async { Ok(AgentClient::new(run_dir).status().await) })
 }

@@ -131,7 +131,7 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
     if !network_policies {
         eprintln!("NetworkPolicies are not enforced here");
     }
-    let mut asked = Instant::now();
+    let mut renewed = Instant::now();
     loop {
         let mut packets = Vec::new();
         if watch.receive(RENEW, &names, |packet| packets.push(packet))? {
@@ -145,10 +145,10 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             printed => printed.context("cannot write to standard output")?,
         }
-        if asked.elapsed() >= RENEW {
+        if renewed.elapsed() >= RENEW {
             renew(run_dir)?;
             names = super::names(run_dir)?;
-            asked = Instant::now();
+            renewed = Instant::now();
         }
     }
 }
@@ -213,8 +213,8 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
     let names: Names = names(run_dir)?;
     let mut kinds: BTreeMap<DroppedKey, DroppedKind> = BTreeMap::new();
     let (mut has_lost, mut has_other) = (false, false);
-    let mut asked = Instant::now();
-    let until = asked + Duration::from_secs(query.seconds.min(LONGEST_WATCH));
+    let mut renewed = Instant::now();
+    let until = renewed + Duration::from_secs(query.seconds.min(LONGEST_WATCH));
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left < SHORTEST_WAIT {
@@ -232,9 +232,9 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
         })?;
         // The rules stay for a while after each request. One shortly before the end would only keep
         // them after it.
-        if asked.elapsed() >= RENEW && until > asked + 2 * RENEW {
+        if renewed.elapsed() >= RENEW && until > renewed + 2 * RENEW {
             renew(run_dir)?;
-            asked = Instant::now();
+            renewed = Instant::now();
         }
     }
     let with_policy = |mut kind: DroppedKind| {
@@ -283,13 +283,13 @@ fn refusing(
 /// Repeats the request to show packets. If the agent is gone, it may have been killed with the
 /// rules that show packets in place; then the command removes them.
 fn renew(run_dir: &Path) -> anyhow::Result<()> {
-    let asked = sample(run_dir).map(drop);
+    let result = sample(run_dir).map(drop);
     let is_gone =
         |error: &anyhow::Error| matches!(error.downcast_ref(), Some(ControlError::Nobody { .. }));
-    if asked.as_ref().is_err_and(is_gone) {
+    if result.as_ref().is_err_and(is_gone) {
         remove_samples(&mut Kernel::open()?)?;
     }
-    asked
+    result
 }
 
 fn sample(run_dir: &Path) -> anyhow::Result<Sampled> {

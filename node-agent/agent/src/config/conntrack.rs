@@ -41,7 +41,7 @@ pub struct ConntrackArgs {
 
 impl ConntrackArgs {
     /// The requested settings.
-    pub fn asked(&self) -> Conntrack {
+    pub fn requested(&self) -> Conntrack {
         Conntrack {
             max_per_core: self.conntrack_max_per_core,
             min: self.conntrack_min,

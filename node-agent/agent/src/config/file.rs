@@ -125,11 +125,11 @@ pub fn complete(command: &Command, words: Vec<OsString>) -> Result<Completed, Fi
     let Ok(matches) = leniently(command.clone()).try_get_matches_from(&words) else {
         return Ok(untouched(words));
     };
-    let asked = matches.subcommand().and_then(|(name, given)| {
+    let with_path = matches.subcommand().and_then(|(name, given)| {
         let path = given.try_get_one::<PathBuf>("config").ok().flatten()?;
         Some((name, given, path))
     });
-    let Some((name, given, path)) = asked else {
+    let Some((name, given, path)) = with_path else {
         return Ok(untouched(words));
     };
     let text = text_of(path).map_err(|source| FileError::Read { path: path.clone(), source })?;

@@ -63,12 +63,12 @@ impl ServicesArgs {
             return Ok(());
         }
         let opens_for_services = node_side.open_forward && host_ports.settings().is_none();
-        let asked = [
+        let flags = [
             ("--open-forward", opens_for_services),
             ("--service-metrics", node_side.service_metrics),
             ("--egress-masquerade-config", node_side.egress_masquerade_config.is_some()),
         ];
-        match asked.into_iter().find(|(_, is_asked)| *is_asked) {
+        match flags.into_iter().find(|(_, is_set)| *is_set) {
             Some((flag, _)) => Err(ConfigError::WithoutServices(flag)),
             None => Ok(()),
         }

@@ -138,8 +138,8 @@ mod tests {
         // As with a stopped agent: the kernel accepts the connection, and nobody reads.
         let _listener = UnixListener::bind(dir.path().join(SOCKET)).unwrap();
         let request = Request::Status { status: Empty {} };
-        let asked = ask_within::<Status>(Duration::from_millis(50), dir.path(), &request).await;
-        let error = asked.unwrap_err();
+        let answer = ask_within::<Status>(Duration::from_millis(50), dir.path(), &request).await;
+        let error = answer.unwrap_err();
         let text = error.to_string();
         for word in [SOCKET, "does not answer", "50ms", &format!("process {}", std::process::id())]
         {

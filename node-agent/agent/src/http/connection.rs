@@ -86,10 +86,10 @@ fn all_waiting(
 /// arrives: a connection without a request costs almost nothing.
 async fn serve(stream: TcpStream, mut slot: Slot, site: Site, answers: Arc<Answers>) {
     let Ok(stream) = pollable(stream) else { return };
-    let has_asked = slot.has_asked();
+    let has_requested = slot.has_requested();
     let conversation = async {
         match timeout(REQUEST_TIME, stream.readable()).await {
-            Ok(Ok(())) => Box::pin(converse(stream, has_asked, site, answers)).await,
+            Ok(Ok(())) => Box::pin(converse(stream, has_requested, site, answers)).await,
             Ok(Err(_)) | Err(_) => debug!("a client sent no request"),
         }
     };
@@ -106,13 +106,13 @@ fn pollable(stream: TcpStream) -> io::Result<net::TcpStream> {
 
 async fn converse(
     stream: net::TcpStream,
-    has_asked: Arc<AtomicBool>,
+    has_requested: Arc<AtomicBool>,
     site: Site,
     answers: Arc<Answers>,
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let answer = service_fn(|request| {
-        has_asked.store(true, Ordering::Relaxed);
+        has_requested.store(true, Ordering::Relaxed);
         let answers = answers.clone();
         async move { Ok::<_, Infallible>(answers.answer(site, local, &request).await) }
     });

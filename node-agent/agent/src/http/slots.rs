@@ -31,7 +31,7 @@ struct HeldConnections {
 struct Held {
     number: u64,
     client: IpAddr,
-    has_asked: Arc<AtomicBool>,
+    has_requested: Arc<AtomicBool>,
     /// Dropped when the connection must end.
     _evict: oneshot::Sender<Infallible>,
 }
@@ -41,7 +41,7 @@ struct Held {
 pub(super) struct Slot {
     slots: Slots,
     number: u64,
-    has_asked: Arc<AtomicBool>,
+    has_requested: Arc<AtomicBool>,
     evicted: oneshot::Receiver<Infallible>,
 }
 
@@ -51,13 +51,18 @@ impl Slots {
     /// without a request ends first.
     pub(super) fn take(&self, client: IpAddr) -> Slot {
         let (evict, evicted) = oneshot::channel();
-        let has_asked = Arc::new(AtomicBool::new(false));
+        let has_requested = Arc::new(AtomicBool::new(false));
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         table.make_room(client);
         let number = table.next;
         table.next += 1;
-        table.held.push(Held { number, client, has_asked: has_asked.clone(), _evict: evict });
-        Slot { slots: self.clone(), number, has_asked, evicted }
+        table.held.push(Held {
+            number,
+            client,
+            has_requested: has_requested.clone(),
+            _evict: evict,
+        });
+        Slot { slots: self.clone(), number, has_requested, evicted }
     }
 }
 
@@ -84,7 +89,7 @@ impl HeldConnections {
     /// The index of the connection that must end, among those of the candidates.
     fn victim(&self, is_candidate: impl Fn(IpAddr) -> bool) -> Option<usize> {
         let candidate = |held: &Held| is_candidate(held.client);
-        let idle = |held: &Held| candidate(held) && !held.has_asked.load(Ordering::Relaxed);
+        let idle = |held: &Held| candidate(held) && !held.has_requested.load(Ordering::Relaxed);
         let oldest_idle = self.held.iter().position(idle);
         oldest_idle.or_else(|| self.held.iter().position(candidate))
     }
@@ -92,8 +97,8 @@ impl HeldConnections {
 
 impl Slot {
     /// A flag for the connection to set when it has received a whole request.
-    pub(super) fn has_asked(&self) -> Arc<AtomicBool> {
-        self.has_asked.clone()
+    pub(super) fn has_requested(&self) -> Arc<AtomicBool> {
+        self.has_requested.clone()
     }
 
     /// Whether the connection must end.
@@ -134,13 +139,13 @@ mod tests {
         let slots = Slots::default();
         let mut others = slots.take(client(2));
         let mut held: Vec<_> = (0..OF_ONE_CLIENT).map(|_| slots.take(client(1))).collect();
-        held[0].has_asked.store(true, Ordering::Relaxed);
+        held[0].has_requested.store(true, Ordering::Relaxed);
         held.push(slots.take(client(1)));
         assert_eq!(evicted(&mut held), [1]);
         held.push(slots.take(client(1)));
         assert_eq!(evicted(&mut held), [1, 2]);
         for slot in &held {
-            slot.has_asked.store(true, Ordering::Relaxed);
+            slot.has_requested.store(true, Ordering::Relaxed);
         }
         held.push(slots.take(client(1)));
         assert_eq!(evicted(&mut held), [0, 1, 2], "all have asked: the oldest");

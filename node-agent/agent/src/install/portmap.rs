@@ -88,15 +88,15 @@ pub(super) fn obstacle(list: &Conflist<'_>) -> Option<String> {
 
 fn obstacle_of(plugin: &RawValue) -> Option<String> {
     let fields: Map<String, Value> = serde_json::from_str(plugin.get()).ok()?;
-    let asked = |key: &str| fields.get(key).is_some_and(|value| !is_nothing(value));
-    let why = if asked("conditionsV4") || asked("conditionsV6") {
+    let is_set = |key: &str| fields.get(key).is_some_and(|value| !is_nothing(value));
+    let why = if is_set("conditionsV4") || is_set("conditionsV6") {
         "conditionsV4 or conditionsV6: denizen serves a host port to everybody, and a NetworkPolicy \
          limits the clients"
-    } else if asked("masqAll") {
+    } else if is_set("masqAll") {
         "masqAll: denizen keeps the clients' addresses"
     } else if fields.get("snat") == Some(&false.into()) {
         "snat false: denizen masquerades a pod that reaches itself, and what comes from 127.0.0.0/8"
-    } else if asked("externalSetMarkChain") {
+    } else if is_set("externalSetMarkChain") {
         "externalSetMarkChain: denizen uses no chain of others"
     } else {
         return None;

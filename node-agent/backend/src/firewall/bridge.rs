@@ -115,15 +115,15 @@ fn is_long() -> Statement {
     Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: false, value: 0 }
 }
 
-fn spoofed(asked: Vec<Statement>) -> Rule {
-    dropped(DropReason::Spoofed, asked)
+fn spoofed(matches: Vec<Statement>) -> Rule {
+    dropped(DropReason::Spoofed, matches)
 }
 
 /// Every host asks for routers and joins groups all the time: what is dropped of that is not
 /// counted.
-fn not_for_pods(asked: Vec<Statement>) -> Rule {
+fn not_for_pods(matches: Vec<Statement>) -> Rule {
     let why = "for routers and listeners, and no pod is one for another";
-    rule(why, asked.into_iter().chain([to(Verdict::Drop)]))
+    rule(why, matches.into_iter().chain([to(Verdict::Drop)]))
 }
 
 /// What arrives from pods' ports.
@@ -139,7 +139,7 @@ fn sources() -> Chain {
     let other = "another source, or another Ethernet address";
     let icmpv6 = types(Field::Protocol, ICMPV6, ICMPV6);
     let mut rules: Vec<Rule> =
-        tunnel::asked(BridgeSet::TunnelPorts.has(), BridgeSet::TunnelProtocols.has()).into();
+        tunnel::jumps(BridgeSet::TunnelPorts.has(), BridgeSet::TunnelProtocols.has()).into();
     rules.extend([
         rule(own, [is_frame(IPV4), BridgeSet::Macs.has(), BridgeSet::Addresses4.has(), back()]),
         rule("what ICMPv6 announces", [is_frame(IPV6), icmpv6, jump("advertised")]),
@@ -163,8 +163,8 @@ fn tunnels(pods: KnownPods) -> Chain {
         dropped(DropReason::Tunnel, vec![BridgeSet::Nodes6.has()]),
     ];
     rules.extend(Family::BOTH.map(|version| {
-        let asked = vec![Statement::carries(version), tunnel::is_multicast(version)];
-        dropped(DropReason::Tunnel, asked)
+        let matches = vec![Statement::carries(version), tunnel::is_multicast(version)];
+        dropped(DropReason::Tunnel, matches)
     }));
     chain("tunnels".into(), why, rules)
 }
@@ -182,15 +182,15 @@ fn macs() -> Chain {
 /// taken, says who has an address.
 fn advertised() -> Chain {
     let is = |kind| vec![Statement::carries(Family::V6), types(Field::Icmpv6Type, kind, kind)];
-    let with = |asked: &[Statement], more: Vec<Statement>| [asked, &more].concat();
+    let with = |matches: &[Statement], more: Vec<Statement>| [matches, &more].concat();
     let mut rules =
         [ROUTER_ADVERTISEMENT, REDIRECT].map(|kind| dropped(DropReason::Router, is(kind))).to_vec();
     let claim = with(&is(NEIGHBOUR_SOLICITATION), vec![is_unspecified()]);
-    for asked in [is(NEIGHBOUR_ADVERTISEMENT), claim] {
+    for matches in [is(NEIGHBOUR_ADVERTISEMENT), claim] {
         rules.extend([
-            rule("an address of the pod", with(&asked, vec![BridgeSet::Targets.has(), back()])),
-            spoofed(with(&asked, vec![BridgeSet::Restricted.has()])),
-            spoofed(with(&asked, vec![BridgeSet::TakenTargets.has()])),
+            rule("an address of the pod", with(&matches, vec![BridgeSet::Targets.has(), back()])),
+            spoofed(with(&matches, vec![BridgeSet::Restricted.has()])),
+            spoofed(with(&matches, vec![BridgeSet::TakenTargets.has()])),
         ]);
     }
     let why = "a pod announces its own addresses, or at least nobody else's, and no routes";
@@ -298,8 +298,8 @@ fn receiver() -> Chain {
     };
     let its = "for an address of the pod: IP rules judge it";
     let is_unjudged = |(first, last)| {
-        let asked = [is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-        rule("IP rules do not judge it", asked.into_iter().chain([goto("announcements")]))
+        let matches = [is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
+        rule("IP rules do not judge it", matches.into_iter().chain([goto("announcements")]))
     };
     let mut rules =
         vec![rule(its, [is_frame(IPV4), for_it(BridgeSet::Addresses4, Family::V4), back()])];
@@ -334,7 +334,7 @@ fn announcements() -> Chain {
 fn neighbours() -> Chain {
     let why = DropReason::Refused(Direction::Egress);
     let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-    let long = |asked: Vec<Statement>| dropped(why, [asked, vec![is_long()]].concat());
+    let long = |matches: Vec<Statement>| dropped(why, [matches, vec![is_long()]].concat());
     let rules = vec![
         not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
         not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),

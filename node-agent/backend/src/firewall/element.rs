@@ -92,8 +92,8 @@ fn of_cells<'a>(
 
 /// The functions of all pods of an IP version.
 pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Function> {
-    let is_asked = |address| version.is_none_or(|version| family_of(address) == version);
-    let pods = plan.pods().filter(|(address, _)| is_asked(*address));
+    let is_of_version = |address| version.is_none_or(|version| family_of(address) == version);
+    let pods = plan.pods().filter(|(address, _)| is_of_version(*address));
     let sides = pods.flat_map(|(_, sides)| Direction::BOTH.map(|direction| sides.of(direction)));
     // Pods of one class share their cells.
     let (mut seen, mut all) = (HashSet::new(), HashSet::new());

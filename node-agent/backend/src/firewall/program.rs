@@ -44,7 +44,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
     let tiers = tiers.map(|direction| out.tiers(direction));
     let refused = Direction::BOTH.map(|direction| out.refused(direction));
     let port_ranges = Direction::BOTH.map(|direction| out.port_ranges(direction));
-    let asked = Direction::BOTH.map(|direction| out.policies(direction));
+    let policies = Direction::BOTH.map(|direction| out.policies(direction));
     let mut to_node = Vec::from(out.translated_to_tunnel());
     match settings.to_node {
         ToNode::Enforce => to_node.extend(out.to_node()),
@@ -59,7 +59,7 @@ pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) ->
         .chain(refused)
         .chain(tiers)
         .chain(port_ranges)
-        .chain(asked)
+        .chain(policies)
         .chain([out.sources(), out.forward()])
         .chain(here)
         .collect()
@@ -130,9 +130,9 @@ pub(super) fn discovery_from_link() -> Vec<Rule> {
 
 /// Sends packets of a connection that has been forbidden since it was established to the chain
 /// `forbidden`.
-pub(super) fn forbidden(asked: Vec<Statement>) -> Rule {
+pub(super) fn forbidden(matches: Vec<Statement>) -> Rule {
     let goto = to(Verdict::Goto("forbidden".into()));
-    rule("connections that are not permitted any more", asked.into_iter().chain([goto]))
+    rule("connections that are not permitted any more", matches.into_iter().chain([goto]))
 }
 
 impl Program {
@@ -163,13 +163,13 @@ impl Program {
         let foreign = Statement::NotIn(FirewallSet::PodInterfaces.declared(self.version).lookup());
         let mut rules =
             vec![rule("does not come from a pod's interface", [foreign, to(Verdict::Return)])];
-        rules.extend(tunnel::asked(
+        rules.extend(tunnel::jumps(
             self.is_in(FirewallSet::TunnelPorts),
             self.is_in(FirewallSet::TunnelProtocols),
         ));
         if self.version == Family::V6 {
             let router = [134, 137].map(|kind| types(Field::Icmpv6Type, kind, kind));
-            rules.extend(router.map(|asked| dropped(DropReason::Router, vec![asked])));
+            rules.extend(router.map(|matched| dropped(DropReason::Router, vec![matched])));
         }
         let spoofed = |set| dropped(DropReason::Spoofed, vec![self.is_in(set)]);
         rules.extend([
@@ -283,11 +283,11 @@ impl Program {
         let isolated = FirewallSet::IsolatedInterfaces.declared(self.version);
         let own = FirewallSet::PodAddresses.declared(self.version);
         let destination = Field::Destination(self.version);
-        let asked = vec![
+        let matches = vec![
             Statement::In(isolated.lookup_of(vec![interface])),
             Statement::NotIn(own.lookup_of(vec![interface, destination])),
         ];
-        dropped(DropReason::Refused(Direction::Ingress), asked)
+        dropped(DropReason::Refused(Direction::Ingress), matches)
     }
 
     /// Sends the first packets of connections through the policies of both directions.
@@ -314,8 +314,8 @@ impl Program {
     fn to_itself(&self) -> Rule {
         let tiered = FirewallSet::Tiered.declared(self.version).lookup();
         let is_not_tiered = self.scope.is_tiered().then_some(Statement::NotIn(tiered));
-        let asked = [self.is_in(FirewallSet::Itself)].into_iter().chain(is_not_tiered);
-        rule("a pod reaches itself", asked.chain([to(Verdict::Return)]))
+        let matches = [self.is_in(FirewallSet::Itself)].into_iter().chain(is_not_tiered);
+        rule("a pod reaches itself", matches.chain([to(Verdict::Return)]))
     }
 
     /// Judges a pod that ClusterNetworkPolicies select, in three look-ups: the peer's number, the

@@ -18,9 +18,9 @@ pub fn to(verdict: Verdict) -> Statement {
     Statement::Verdict(verdict)
 }
 
-pub fn dropped(reason: DropReason, asked: Vec<Statement>) -> Rule {
+pub fn dropped(reason: DropReason, matches: Vec<Statement>) -> Rule {
     let drop = [Statement::Counter, to(Verdict::Drop)];
-    rule(reason.text(), asked.into_iter().chain(drop))
+    rule(reason.text(), matches.into_iter().chain(drop))
 }
 
 pub fn base(name: &str, hook: Hook, priority: i32, why: &'static str, rules: Vec<Rule>) -> Chain {

@@ -28,9 +28,9 @@ pub(super) fn key(tunnel: Tunnel) -> TunnelKey {
 
 /// Rules that send packets which may be for a tunnel to the chain `tunnels`, by these look-ups of
 /// protocol and port, and of the protocol alone.
-pub(super) fn asked(port: Statement, protocol: Statement) -> [Rule; 2] {
+pub(super) fn jumps(port: Statement, protocol: Statement) -> [Rule; 2] {
     let why = "may be for a tunnel of a node";
-    [port, protocol].map(|asked| rule(why, [asked, to(Verdict::Jump("tunnels".into()))]))
+    [port, protocol].map(|lookup| rule(why, [lookup, to(Verdict::Jump("tunnels".into()))]))
 }
 
 /// The rule that drops without a look-up of the destination: where not all pods are followed, not

@@ -57,7 +57,7 @@ fn is_ours(spec: &str) -> bool {
 }
 
 fn rule(spec: &str, own: Option<u64>) -> Rule {
-    let (asked, target) = match spec.rfind("-j ").into_iter().chain(spec.rfind("-g ")).max() {
+    let (matches, target) = match spec.rfind("-j ").into_iter().chain(spec.rfind("-g ")).max() {
         Some(at) => spec.split_at(at),
         None => (spec, ""),
     };
@@ -72,7 +72,7 @@ fn rule(spec: &str, own: Option<u64>) -> Rule {
         (Some("-g"), chain) => RuleEffect::Goto(chain.to_owned()),
         (Some(_), chain) => RuleEffect::Jump(chain.to_owned()),
     };
-    Rule { conditional: !asked.is_empty(), act, own }
+    Rule { conditional: !matches.is_empty(), act, own }
 }
 
 /// Puts our rules first.
@@ -81,8 +81,8 @@ fn rule(spec: &str, own: Option<u64>) -> Rule {
 /// [`ForwardError`].
 pub fn open(family: Family, passing: Passing, admitted: MarkBit) -> Result<(), ForwardError> {
     let chain = passing.chain();
-    let rule = |asked: &str, why: Why| {
-        format!("-I {chain} -m {asked} -m comment --comment \"{OWN}{}\" -j ACCEPT\n", why.text())
+    let rule = |matches: &str, why: Why| {
+        format!("-I {chain} -m {matches} -m comment --comment \"{OWN}{}\" -j ACCEPT\n", why.text())
     };
     let services = rule(&format!("connmark --mark {admitted}/{admitted}"), Why::AdmitServices);
     let answers = rule("conntrack --ctstate RELATED,ESTABLISHED", Why::AdmitAnswers);

@@ -48,13 +48,13 @@ fn planner(services: bool, ports: &[u16]) -> Planner {
 fn ask(planner: &mut Planner, ports: &[u16]) -> PlanChanges {
     let mut set = pods(1, &[("10.1.0.5", "veth1")]);
     set.pods[0].ips.push(ip("fd00:1::5"));
-    let asked = |number: &u16| HostPort {
+    let host_port = |number: &u16| HostPort {
         at: HostPortAddress::Any,
         protocol: Protocol::Tcp,
         port: port(*number),
         pod_port: port(80),
     };
-    set.pods[0].host_ports = ports.iter().map(asked).collect();
+    set.pods[0].host_ports = ports.iter().map(host_port).collect();
     planner.apply(vec![Event::Pods(set)]);
     planner.update()
 }
@@ -197,8 +197,8 @@ fn what_services_have_stays_taken_while_a_restarted_agent_reads_them() {
         assert_eq!(nft("list ruleset"), wanted);
         let changes = ask(&mut restarted, &[8080, 30080, 9090]);
         change(&mut host_ports, &restarted, &changes);
-        let asked = nft("list ruleset");
-        assert!(asked.contains("9090") && asked.contains("tcp . 30080 }"), "{asked}");
+        let listing = nft("list ruleset");
+        assert!(listing.contains("9090") && listing.contains("tcp . 30080 }"), "{listing}");
         let changes = list_services(&mut restarted, &[9090]);
         change(&mut host_ports, &restarted, &changes);
         let known = nft("list ruleset");

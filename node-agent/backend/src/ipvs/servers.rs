@@ -71,7 +71,7 @@ pub struct Servers<H> {
     missing: BTreeSet<Arc<str>>,
     leaving: Leaving,
     /// The virtual server that [`Self::misses_next`] checked last.
-    asked: Option<ServerKey>,
+    checked_last: Option<ServerKey>,
 }
 
 impl<H: Host> Servers<H> {
@@ -97,7 +97,7 @@ impl<H: Host> Servers<H> {
             refused: BTreeMap::new(),
             missing: BTreeSet::new(),
             leaving: Leaving::default(),
-            asked: None,
+            checked_last: None,
         };
         servers.observe()?;
         Ok(servers)
@@ -140,10 +140,10 @@ impl<H: Host> Servers<H> {
     /// # Errors
     /// [`ServersError`].
     pub fn misses_next(&mut self) -> Result<bool, ServersError> {
-        let behind = self.asked.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = self.checked_last.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.known.range((behind, Bound::Unbounded)).next();
-        self.asked = next.or_else(|| self.known.first_key_value()).map(|(key, _)| *key);
-        self.asked.map_or(Ok(false), |key| Ok(!self.host.has(&key)?))
+        self.checked_last = next.or_else(|| self.known.first_key_value()).map(|(key, _)| *key);
+        self.checked_last.map_or(Ok(false), |key| Ok(!self.host.has(&key)?))
     }
 
     /// Whether new connections may be sent to a virtual server: the kernel has it as it is wanted,

@@ -163,10 +163,10 @@ pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
     // Connection tracking knows what the node itself sends before it comes in again.
     let new = [vec![is_first_packet()], vec![comes_in_by("lo"), is_unanswered()]];
     let rules = new.into_iter().flat_map(|new| {
-        let asked = [vec![is_to.clone()], new].concat();
+        let matches = [vec![is_to.clone()], new].concat();
         match must_wait {
-            true => vec![rule(why, asked.into_iter().chain(dropped()))],
-            false => refuse(&asked, why, why).into(),
+            true => vec![rule(why, matches.into_iter().chain(dropped()))],
+            false => refuse(&matches, why, why).into(),
         }
     });
     base(ChainName::Input, INPUT, why, rules.collect())
@@ -175,8 +175,8 @@ pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
 /// The kernel answers ARP for every address with a local route, on every link. It does not answer
 /// neighbour discovery: that wants the address on the link's own device.
 fn arp_input(sets: SetStatements) -> Chain {
-    let asked = [sets.is_in(ServiceSet::VirtualIps)];
-    let rules = vec![rule(Why::NoNeighbour, asked.into_iter().chain(dropped()))];
+    let matches = [sets.is_in(ServiceSet::VirtualIps)];
+    let rules = vec![rule(Why::NoNeighbour, matches.into_iter().chain(dropped()))];
     let base_chain = BaseChain { kind: ChainKind::Filter, hook: Hook::ArpInput, priority: 0 };
     base(ChainName::Input, base_chain, Why::NoNeighbour, rules)
 }
@@ -189,8 +189,8 @@ fn egress(sets: SetStatements, config: &TableConfig) -> Option<[Chain; 2]> {
     let mark = mark(config.node_side.masquerade_bit);
     let rules = kept.chain([rule(Why::GoesOut, [mark])]).collect();
     let pods = local(sets, config).into_iter().map(|is_local| {
-        let asked = [is_first_packet()].into_iter().chain(is_local);
-        rule(Why::PodsAlone, asked.chain([jump(ChainName::Egress)]))
+        let matches = [is_first_packet()].into_iter().chain(is_local);
+        rule(Why::PodsAlone, matches.chain([jump(ChainName::Egress)]))
     });
     let base_chain =
         BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: FORWARD_PRIORITY };
@@ -255,8 +255,8 @@ fn source_ranges(sets: SetStatements, family: Family) -> Vec<Rule> {
     let mut rules: Vec<Rule> = source_range::lengths(family)
         .map(|length| {
             let found = [sets.has_prefix(ServiceSet::AllowedSources, length), clear_scratch()];
-            let asked = prioritize(length.into()).into_iter().chain(found);
-            rule(Why::MayEnter, asked.chain([back()]))
+            let matches = prioritize(length.into()).into_iter().chain(found);
+            rule(Why::MayEnter, matches.chain([back()]))
         })
         .collect();
     rules.extend([
@@ -266,12 +266,12 @@ fn source_ranges(sets: SetStatements, family: Family) -> Vec<Rule> {
     rules
 }
 
-fn refuse(asked: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {
-    let asked = || asked.iter().cloned();
+fn refuse(matches: &[Statement], tcp: Why, others: Why) -> [Rule; 2] {
+    let matches = || matches.iter().cloned();
     let is_tcp = is_over(Protocol::Tcp);
     [
-        rule(tcp, asked().chain([is_tcp]).chain(refused(Reject::TcpReset))),
-        rule(others, asked().chain(refused(Reject::PortUnreachable))),
+        rule(tcp, matches().chain([is_tcp]).chain(refused(Reject::TcpReset))),
+        rule(others, matches().chain(refused(Reject::PortUnreachable))),
     ]
 }
 

@@ -119,10 +119,10 @@ pub fn host_ports_on_loopback(host_ports: Option<HostPortSettings>) -> Option<Se
 
 /// Whether pods of this family are behind a bridge of this node.
 fn has_bridge(family: Family, pods: &[LocalPod], detector: &Detector) -> bool {
-    let asked = matches!(detector, Detector::Bridge(_));
+    let is_bridge_mode = matches!(detector, Detector::Bridge(_));
     let mut bridged =
         pods.iter().filter(|pod| pod.port.as_ref().is_some_and(|port| *port != pod.interface));
-    asked || bridged.any(|pod| pod.ips.iter().any(|ip| family_of(*ip) == family))
+    is_bridge_mode || bridged.any(|pod| pod.ips.iter().any(|ip| family_of(*ip) == family))
 }
 
 /// With this setting, frames between two ports of a bridge pass the nf_tables hooks of the IP

@@ -36,12 +36,12 @@ fn pod(spec: Value, status: Value) -> Value {
 /// Its end is decoded where it counts. Elsewhere a deletion that has begun changes nothing.
 #[test]
 fn when_a_deleted_pod_ends() {
-    let ends = |written: &str, is_asked: bool| {
+    let ends = |written: &str, has_ends: bool| {
         let mut pod = pod(json!({}), json!({}));
         pod["metadata"]["deletionTimestamp"] = written.into();
         let json = pod.to_string();
         let raw = serde_json::from_str(&json).unwrap();
-        let mut decoder = Decoder::new("node-1".into()).with_ends(is_asked);
+        let mut decoder = Decoder::new("node-1".into()).with_ends(has_ends);
         let mut warnings = Vec::new();
         let (_, pod) = super::pod(&raw, &mut decoder, &mut warnings).unwrap();
         (pod.unwrap().ends, warnings.len())

@@ -19,9 +19,9 @@ fn chain(rules: Vec<Rule>) -> Chain {
 #[test]
 fn what_drops_or_refuses_is_shown_and_nothing_else() {
     let drop = || Statement::Verdict(Verdict::Drop);
-    let sample = |asked: Vec<Statement>| {
+    let sample = |matches: Vec<Statement>| {
         let limit = Limit { burst: 5, hourly: 18_000 };
-        rule([asked, vec![Statement::Limit(limit), Statement::Trace]].concat())
+        rule([matches, vec![Statement::Limit(limit), Statement::Trace]].concat())
     };
     let passes = [
         rule(vec![is_tcp(), Statement::Verdict(Verdict::Return)]),

@@ -52,12 +52,12 @@ impl Control {
 
     /// Sends a command, and returns the lines of the answer without their codes.
     pub async fn ask(&mut self, words: &str) -> Result<Vec<String>, BirdError> {
-        let asked = async {
+        let answer = async {
             let line = format!("{words}\n");
             self.0.get_mut().get_mut().write_all(line.as_bytes()).await?;
             self.answer().await
         };
-        timeout(PATIENCE, asked).await.map_err(|_| BirdError::Late)?
+        timeout(PATIENCE, answer).await.map_err(|_| BirdError::Late)?
     }
 
     async fn answer(&mut self) -> Result<Vec<String>, BirdError> {

@@ -218,8 +218,8 @@ impl ControllerTask {
         write(&next, &text).map_err(failed)?;
         match control {
             Some(control) => {
-                let asked = control.ask(&format!("configure \"{}\"", next.display())).await;
-                if let Err(error) = asked {
+                let answer = control.ask(&format!("configure \"{}\"", next.display())).await;
+                if let Err(error) = answer {
                     let why = format!("BIRD keeps its configuration: {}", describe(&error));
                     let is_final = matches!(error, BirdError::Refused(_));
                     self.refused = is_final.then(|| (text, why.clone()));

@@ -122,11 +122,11 @@ fn announced(version: Family) -> Set {
 /// Its chains: what is routed on, and what this node sends out. What is for this node itself is
 /// left alone: a node-local DNS cache listens at a cluster IP.
 fn chains(version: Family) -> [Chain; 2] {
-    let chain = |name: &str, hook, why, asked: Option<Statement>| Chain {
+    let chain = |name: &str, hook, why, matches: Option<Statement>| Chain {
         name: name.into(),
         base: Some(BaseChain { kind: ChainKind::Filter, hook, priority: PRIORITY }),
         why,
-        rules: refused(version, asked).into(),
+        rules: refused(version, matches).into(),
     };
     let leaves = Statement::NotEquals(Field::OutputInterface, Key::EMPTY.interface("lo"));
     [
@@ -137,12 +137,12 @@ fn chains(version: Family) -> [Chain; 2] {
 
 /// TCP gets a reset, and no ICMP error: where a packet would leave by the interface that it came in
 /// by, the kernel sends an ICMP redirect first, and its limit of the rate lets no error follow.
-fn refused(version: Family, asked: Option<Statement>) -> [Rule; 2] {
+fn refused(version: Family, matches: Option<Statement>) -> [Rule; 2] {
     let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
     let rule = |is_tcp: Option<Statement>, answer| {
         let is_announced = Statement::In(announced(version).lookup());
-        let asked = asked.iter().cloned().chain(is_tcp).chain([is_announced]);
-        let statements = asked.chain([Statement::Counter, Statement::Reject(answer)]).collect();
+        let matches = matches.iter().cloned().chain(is_tcp).chain([is_announced]);
+        let statements = matches.chain([Statement::Counter, Statement::Reject(answer)]).collect();
         Rule { statements, why: "no service takes it, and routers would send it back here" }
     };
     [rule(Some(is_tcp), Reject::TcpReset), rule(None, Reject::PortUnreachable)]

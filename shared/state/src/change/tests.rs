@@ -82,13 +82,13 @@ fn the_holder_of_the_lock_makes_the_changes_of_waiting_writers() {
 #[test]
 fn one_write_makes_all_waiting_changes() {
     let (_parent, dir) = run_dir();
-    let asked: Vec<_> = (0..10)
+    let requests: Vec<_> = (0..10)
         .map(|number| ChangeRequest::place(dir.dir(), &put(number)).expect("a tmpfs"))
         .collect();
-    assert!(asked.iter().all(|request| !request.is_done()));
+    assert!(requests.iter().all(|request| !request.is_done()));
     let (.., generation) = dir.put(WAIT, &record(10)).unwrap();
     assert_eq!(generation, Generation(11));
-    assert!(asked.iter().all(ChangeRequest::is_done));
+    assert!(requests.iter().all(ChangeRequest::is_done));
     assert_eq!(dir.read().unwrap().unwrap().attachments.len(), 11);
 }
 

@@ -34,11 +34,11 @@ fn config(table_family: ServiceTable, detector: Detector, egress: bool) -> Table
         ServiceTable::Ip(Family::V6) | ServiceTable::Bridge => ["fd00::/64", "fd00::/61"],
     };
     let ranges = ranges.map(|range| range.parse().unwrap()).to_vec();
-    let asked = egress.then(|| Egress { kept: ranges.clone(), v6: true });
+    let egress = egress.then(|| Egress { kept: ranges.clone(), v6: true });
     let node = NodePlan {
         detection: Detection::new(&detector, &ranges),
         service_ranges: ranges,
-        egress: EgressMasquerade::new(asked.as_ref()),
+        egress: EgressMasquerade::new(egress.as_ref()),
         node_side: NodeSide {
             masquerade_bit: MarkBit::new(20).unwrap(),
             open_forward: true,

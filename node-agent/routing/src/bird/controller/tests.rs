@@ -12,8 +12,8 @@ fn answering(folder: &Path, answer: &'static str) -> Arc<AtomicUsize> {
     let socket = folder.join(SOCKET);
     let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(socket).unwrap();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = asked.clone();
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = requests.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);
@@ -25,7 +25,7 @@ fn answering(folder: &Path, answer: &'static str) -> Arc<AtomicUsize> {
             }
         }
     });
-    asked
+    requests
 }
 
 fn task(folder: &TempDir) -> ControllerTask {
@@ -52,14 +52,14 @@ async fn only_what_bird_has_taken_is_what_it_starts_with() {
     let away = task.configure("second".to_owned(), false, None).await.unwrap_err();
     assert!(is("first") && away.contains("waits for BIRD"), "{away}");
 
-    let asked = answering(folder.path(), "0002-Reading\n8002 f:12:3 syntax error\n");
+    let requests = answering(folder.path(), "0002-Reading\n8002 f:12:3 syntax error\n");
     for _ in 0..2 {
         let mut control = Control::connect(&folder.path().join(SOCKET)).await.unwrap();
         let refused = task.configure("second".to_owned(), false, Some(&mut control)).await;
         let refused = refused.unwrap_err();
         assert!(is("first") && refused.contains("f:12:3 syntax error"), "{refused}");
     }
-    assert_eq!(asked.load(Ordering::Relaxed), 1, "the same question again");
+    assert_eq!(requests.load(Ordering::Relaxed), 1, "the same question again");
 
     answering(folder.path(), "0002-Reading\n0003 Reconfigured\n");
     let mut control = Control::connect(&folder.path().join(SOCKET)).await.unwrap();

@@ -256,8 +256,8 @@ fn the_kernel_is_asked_what_it_delivers_and_who_its_gateways_are() {
         run("-6 route add default via 2001:db8::fe");
         let mut routes = AnnouncedRoutes::open(TABLE).expect("netlink");
         let set = pods(1, &["10.9.0.5", "10.9.0.6", "10.9.0.7", "10.9.0.8"].map(|ip| (ip, "pod1")));
-        let asked: Vec<_> = set.pods.iter().map(|pod| (pod, pod.ips[0])).collect();
-        let surveyed = routes.survey(&asked).expect("an answer");
+        let pods: Vec<_> = set.pods.iter().map(|pod| (pod, pod.ips[0])).collect();
+        let surveyed = routes.survey(&pods).expect("an answer");
         assert_eq!(surveyed.undelivered, ["10.9.0.6", "10.9.0.7", "10.9.0.8"].map(ip).into());
         let gateways = ["192.0.2.7", "192.0.2.252", "192.0.2.253", "2001:db8::fe"].map(ip);
         assert_eq!(surveyed.gateways, gateways.into());
