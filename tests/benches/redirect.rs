@@ -22,7 +22,7 @@ const RANGES: [&str; 2] = ["10.85.0.0/16", "fd00:85::/64"];
 
 /// What is measured.
 #[derive(Clone, Copy)]
-enum What {
+enum RedirectCase {
     /// Our ADD of a pod that is not selected.
     Plain,
     /// Our ADD of one that is, with this `verify`.
@@ -32,7 +32,7 @@ enum What {
 
 struct RedirectCandidate {
     name: &'static str,
-    what: What,
+    case: RedirectCase,
     times: Vec<Duration>,
 }
 
@@ -45,33 +45,33 @@ impl RedirectCandidate {
 }
 
 fn candidates() -> Vec<RedirectCandidate> {
-    let candidate = |name, what| RedirectCandidate { name, what, times: Vec::new() };
+    let candidate = |name, case| RedirectCandidate { name, case, times: Vec::new() };
     vec![
-        candidate("ADD of a pod that is not selected", What::Plain),
-        candidate("ADD with redirect, verify none", What::Redirected("none")),
-        candidate("ADD with redirect, verify connect", What::Redirected("connect")),
-        candidate("linkerd-init's commands", What::Commands),
+        candidate("ADD of a pod that is not selected", RedirectCase::Plain),
+        candidate("ADD with redirect, verify none", RedirectCase::Redirected("none")),
+        candidate("ADD with redirect, verify connect", RedirectCase::Redirected("connect")),
+        candidate("linkerd-init's commands", RedirectCase::Commands),
     ]
 }
 
 /// One new pod behind the real `bridge`, and how long the work for it takes.
-fn turn(context: &PluginContext, what: What) -> Duration {
+fn turn(context: &PluginContext, case: RedirectCase) -> Duration {
     let pod = Namespace::new();
     let call = Call::new("web-0", &pod);
     let first = json!({ "type": "bridge", "bridge": "cni0", "isGateway": true });
     let mut chain = context.chain("1.0.0", first, &RANGES);
     chain.plugins[0]["ipam"]["routes"] = json!([{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }]);
     let result = chain.call(&context.node, &call, "ADD", &chain.plugins[0], None).unwrap();
-    let took = match what {
-        What::Plain => add(context, &call, None, &result),
-        What::Redirected(verify) => add(context, &call, Some(verify), &result),
-        What::Commands => commands(&pod),
+    let took = match case {
+        RedirectCase::Plain => add(context, &call, None, &result),
+        RedirectCase::Redirected(verify) => add(context, &call, Some(verify), &result),
+        RedirectCase::Commands => commands(&pod),
     };
-    match what {
-        What::Plain | What::Redirected(_) => {
+    match case {
+        RedirectCase::Plain | RedirectCase::Redirected(_) => {
             installed_takes(context, &call, "DEL");
         }
-        What::Commands => {}
+        RedirectCase::Commands => {}
     }
     chain.call(&context.node, &call, "DEL", &chain.plugins[0], Some(&result)).unwrap();
     took
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
         let mut all = candidates();
         for _ in 0..ROUNDS {
             for candidate in &mut all {
-                let took = turn(&context, candidate.what);
+                let took = turn(&context, candidate.case);
                 candidate.times.push(took);
             }
         }

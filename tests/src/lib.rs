@@ -6,7 +6,7 @@
 //! | [`agent`] | the real agent and its commands |
 //! | [`peers`] | the API server, kube-proxy, BIRD, containerd, a mesh's proxy |
 //! | [`packets`] | who sends and who answers |
-//! | [`desk`] | `kubectl denizen`, and an API server that executes for it |
+//! | [`workstation`] | `kubectl denizen`, and an API server that executes for it |
 //! | [`kernel`] | what the kernel holds, and guests with a kernel of their own |
 //! | [`oracle`], [`policy`] | what must become of a packet |
 //! | [`cases`] | what holds with every backend |
@@ -26,7 +26,6 @@ pub mod binary;
 pub mod cases;
 pub mod compare;
 pub mod conf;
-pub mod desk;
 pub mod eventually;
 #[cfg(test)]
 mod harness;
@@ -39,3 +38,4 @@ pub mod policy;
 pub mod quickstart;
 pub mod random;
 pub mod test_length;
+pub mod workstation;

@@ -1,4 +1,4 @@
-//! An operator's desk: the program, and the API server that its kubeconfig leads to.
+//! An operator's workstation: `kubectl-denizen`, and the API server that its kubeconfig leads to.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,22 +15,21 @@ use crate::node::netns::{Netns, folder};
 use crate::peers::api::exec::{ExecRequest, Execution};
 use crate::peers::api::{Api, ApiServer};
 
-/// A desk.
-pub struct Desk {
+pub struct Workstation {
     pub api: ApiServer,
     netns: Netns,
     pub folder: TempDir,
 }
 
-/// What the program said.
+/// How the program ended, and what it printed.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Said {
+impl CommandOutput {
     pub fn json(&self) -> Result<Value> {
         serde_json::from_str(&self.stdout).with_context(|| format!("{self:#?}"))
     }
@@ -46,7 +45,7 @@ impl Said {
     }
 }
 
-impl Desk {
+impl Workstation {
     pub fn new(label: &str) -> Result<Self> {
         let (netns, folder) = (Netns::new(label)?, folder()?);
         Self::at(netns, folder, "127.0.0.1:6443".parse()?)
@@ -58,7 +57,7 @@ impl Desk {
         Ok(Self { api, netns, folder })
     }
 
-    /// Where the desk is, and the API server.
+    /// The network namespace of the workstation and the API server.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
@@ -139,24 +138,24 @@ impl Desk {
     }
 
     /// Runs the program.
-    pub fn run(&self, words: &[&str]) -> Result<Said> {
-        self.said(self.command(words)?)
+    pub fn run(&self, words: &[&str]) -> Result<CommandOutput> {
+        self.output_of(self.command(words)?)
     }
 
     /// The same for a program whatever its flags.
-    pub fn said(&self, mut command: Command) -> Result<Said> {
+    pub fn output_of(&self, mut command: Command) -> Result<CommandOutput> {
         let output = self.netns.run(|| command.output())??;
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).context("not UTF-8");
         let code = output.status.code().context("it was killed")?;
-        Ok(Said { code, stdout: text(output.stdout)?, stderr: text(output.stderr)? })
+        Ok(CommandOutput { code, stdout: text(output.stdout)?, stderr: text(output.stderr)? })
     }
 
     /// Runs it for JSON, which must be all it says.
-    pub fn json(&self, words: &[&str], code: i32) -> Result<Said> {
-        let said = self.run(&[words, &["--output", "json"]].concat())?;
-        ensure!(said.code == code && said.stderr.is_empty(), "{said:#?}");
-        said.json()?;
-        Ok(said)
+    pub fn json(&self, words: &[&str], code: i32) -> Result<CommandOutput> {
+        let printed = self.run(&[words, &["--output", "json"]].concat())?;
+        ensure!(printed.code == code && printed.stderr.is_empty(), "{printed:#?}");
+        printed.json()?;
+        Ok(printed)
     }
 }
 

@@ -35,7 +35,7 @@ const CLIENT: u32 = 25;
 
 /// Who judges the connections.
 #[derive(Clone, Copy)]
-enum Judges {
+enum Enforcer {
     None,
     Ours(u32),
     /// One policy, with so many ranges of ports.
@@ -50,16 +50,16 @@ enum Judges {
 /// Measures and prints it.
 pub fn report(cluster: Cluster) {
     println!("\n## A connection to a pod, by the policies that select it\n");
-    let ours = SELECTING.map(Judges::Ours);
+    let ours = SELECTING.map(Enforcer::Ours);
     let theirs = PROGRAMS.into_iter().flat_map(|program| {
-        SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Judges::KubeRouter(program, n))
+        SELECTING.into_iter().filter(|n| *n > 0).map(move |n| Enforcer::KubeRouter(program, n))
     });
-    let tiers = SELECTING.into_iter().filter(|n| *n > 0).map(Judges::Tiers);
-    let nodes: Vec<ConnectNode> = [Judges::None]
+    let tiers = SELECTING.into_iter().filter(|n| *n > 0).map(Enforcer::Tiers);
+    let nodes: Vec<ConnectNode> = [Enforcer::None]
         .into_iter()
         .chain(ours)
-        .chain(PORT_RANGES.map(Judges::PortRanges))
-        .chain(PEERS.map(Judges::Peers))
+        .chain(PORT_RANGES.map(Enforcer::PortRanges))
+        .chain(PEERS.map(Enforcer::Peers))
         .chain(tiers)
         .chain(theirs)
         .map(|rules| ConnectNode::new(cluster, rules))
@@ -75,10 +75,10 @@ pub fn report(cluster: Cluster) {
     for (node, taken) in nodes.iter().zip(taken) {
         let samples: Samples = taken.into_iter().collect();
         let median = samples.median();
-        if let Judges::Ours(_) = node.rules {
+        if let Enforcer::Ours(_) = node.rules {
             of_network_policies = Some(median);
         }
-        let ratio = of_network_policies.filter(|_| matches!(node.rules, Judges::Tiers(_)));
+        let ratio = of_network_policies.filter(|_| matches!(node.rules, Enforcer::Tiers(_)));
         let ratio = ratio.map(|other| median.as_secs_f64() / other.as_secs_f64());
         let ratio = ratio.map(|ratio| format!("  {ratio:.2} of NetworkPolicies'"));
         let [half, most] = [median, samples.quantile(99)].map(text);
@@ -88,7 +88,7 @@ pub fn report(cluster: Cluster) {
 
 /// A node, its pod, and a client elsewhere.
 struct ConnectNode {
-    rules: Judges,
+    rules: Enforcer,
     /// The tables stay as long as it does.
     _firewall: Option<Firewall>,
     _namespaces: [Namespace; 2],
@@ -97,7 +97,7 @@ struct ConnectNode {
 }
 
 impl ConnectNode {
-    fn new(cluster: Cluster, rules: Judges) -> Self {
+    fn new(cluster: Cluster, rules: Enforcer) -> Self {
         let [node, server, client] = [(); 3].map(|()| Namespace::new());
         wire(
             &node,
@@ -119,12 +119,12 @@ impl ConnectNode {
 
     fn what(&self) -> String {
         match self.rules {
-            Judges::None => "without any rule".to_owned(),
-            Judges::Ours(count) => format!("{count} policies"),
-            Judges::PortRanges(count) => format!("a policy of {count} ranges of ports"),
-            Judges::Peers(count) => format!("a range of ports for {count} peers"),
-            Judges::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
-            Judges::KubeRouter(program, count) => {
+            Enforcer::None => "without any rule".to_owned(),
+            Enforcer::Ours(count) => format!("{count} policies"),
+            Enforcer::PortRanges(count) => format!("a policy of {count} ranges of ports"),
+            Enforcer::Peers(count) => format!("a range of ports for {count} peers"),
+            Enforcer::Tiers(count) => format!("{count} ClusterNetworkPolicies of 25 rules"),
+            Enforcer::KubeRouter(program, count) => {
                 format!("kube-router's shape, {program}, {count}")
             }
         }
@@ -145,19 +145,19 @@ impl ConnectNode {
     }
 }
 
-impl Judges {
+impl Enforcer {
     /// In this thread's network namespace.
     fn load(self, cluster: Cluster) -> Option<Firewall> {
         match self {
             Self::None => None,
             Self::Ours(count) => {
-                Some(judged_by(cluster, (0..count).map(|n| selecting(cluster, n, count))))
+                Some(firewall_of(cluster, (0..count).map(|n| selecting(cluster, n, count))))
             }
-            Self::PortRanges(count) => Some(judged_by(cluster, [port_ranges(cluster, count)])),
-            Self::Peers(count) => Some(judged_by(cluster, [range_of_peers(cluster, count)])),
+            Self::PortRanges(count) => Some(firewall_of(cluster, [port_ranges(cluster, count)])),
+            Self::Peers(count) => Some(firewall_of(cluster, [range_of_peers(cluster, count)])),
             Self::Tiers(count) => {
                 let tiers = (0..count).map(|n| tiers::selecting(n, count, CLIENT % APPS));
-                Some(judged_by(cluster, tiers))
+                Some(firewall_of(cluster, tiers))
             }
             Self::KubeRouter(program, count) => {
                 let shape = Shape {
@@ -177,7 +177,7 @@ impl Judges {
 }
 
 /// The cluster's rules, with these policies for the pod.
-fn judged_by(cluster: Cluster, policies: impl IntoIterator<Item = Event>) -> Firewall {
+fn firewall_of(cluster: Cluster, policies: impl IntoIterator<Item = Event>) -> Firewall {
     let mut facts = cluster.facts();
     facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
     facts.extend(policies);

@@ -89,7 +89,7 @@ fn look(node: &Netns, agent: &Agent, arguments: &[&str]) -> Result<(Duration, u6
     let begun = Instant::now();
     let output = node.run(|| command.output())??;
     let took = begun.elapsed();
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{said}");
-    Ok((took, said.trim().parse().context(said.to_string())?))
+    let printed = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{printed}");
+    Ok((took, printed.trim().parse().context(printed.to_string())?))
 }

@@ -53,8 +53,8 @@ pub fn report() {
         let mut status = again("status");
         status.args(["--output", "json", "--run-dir"]).arg(&run);
         let status = status.stderr(Stdio::null()).output();
-        let said: serde_json::Value = serde_json::from_slice(&status.ok()?.stdout).ok()?;
-        (said["synced"] == true).then_some(())
+        let output: serde_json::Value = serde_json::from_slice(&status.ok()?.stdout).ok()?;
+        (output["synced"] == true).then_some(())
     };
     resident("denizen-agent run", namespace.spawn(agent), status);
     let ready = run_dir.path().join("ready");

@@ -136,7 +136,7 @@ pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn 
         between();
         let mut slice = world.slice(n).clone();
         slice.endpoints[n % 4].address = IpAddr::V4(spare_ip(n));
-        vec![said(slice)]
+        vec![event_of(slice)]
     })
 }
 
@@ -158,11 +158,11 @@ fn other_changes(engine: &mut Engine, facts: &[Event]) {
         let mut fifth = slice.endpoints[0].clone();
         fifth.address = IpAddr::V4(spare_ip(CHANGES + n));
         slice.endpoints.push(fifth);
-        vec![said(slice)]
+        vec![event_of(slice)]
     });
     many(engine, "one service more", FEWER, |n| {
         let (service, slice) = world.another(n);
-        vec![Event::Service(service.name.clone(), Some(service)), said(slice)]
+        vec![Event::Service(service.name.clone(), Some(service)), event_of(slice)]
     });
     many(engine, "one service fewer", FEWER, |n| {
         let (service, slice) = world.another(n);
@@ -196,7 +196,7 @@ fn many(
     costs
 }
 
-fn said(slice: Slice) -> Event {
+fn event_of(slice: Slice) -> Event {
     Event::Slice(slice.name.clone(), Some(slice))
 }
 

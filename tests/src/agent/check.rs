@@ -45,9 +45,9 @@ impl CheckReport {
 
     /// From an exit code, and what the command wrote as JSON.
     pub fn read(code: i32, stdout: &[u8], stderr: &[u8]) -> Result<Self> {
-        let said = || String::from_utf8_lossy(stderr).into_owned();
-        let report: Value = serde_json::from_slice(stdout).with_context(said)?;
-        let checks = report["checks"].as_array().with_context(said)?.clone();
+        let output = || String::from_utf8_lossy(stderr).into_owned();
+        let report: Value = serde_json::from_slice(stdout).with_context(output)?;
+        let checks = report["checks"].as_array().with_context(output)?.clone();
         for check in checks.iter().filter(|check| is_unwell(check)) {
             let name = check["name"].as_str().unwrap_or_default();
             ensure!(check["code"].is_string() || UNCODED.contains(&name), "{check} has no code");

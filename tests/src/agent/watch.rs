@@ -68,10 +68,10 @@ impl WatchCommand {
 
     /// Waits until it ends by itself, with an error; what it said.
     pub fn ended(mut self) -> Result<String> {
-        let mut said = String::new();
-        self.errors.read_to_string(&mut said)?;
-        ensure!(!self.child.wait()?.success(), "it ended well: {said}");
-        Ok(said)
+        let mut printed = String::new();
+        self.errors.read_to_string(&mut printed)?;
+        ensure!(!self.child.wait()?.success(), "it ended well: {printed}");
+        Ok(printed)
     }
 
     /// SIGKILL.

@@ -164,14 +164,15 @@ pub fn finish(child: Child) -> Result<Value, Refusal> {
 /// The same, with what it said on standard error.
 pub fn finish_saying(child: Child) -> Result<(Value, String), Refusal> {
     let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
-    let [printed, said] = [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let [printed, output] =
+        [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     let answer = match printed.trim() {
         "" => Value::Null,
         text => serde_json::from_str(text).unwrap_or_else(|error| {
-            panic!("standard output is not JSON: {error}: {text:?}, {said}")
+            panic!("standard output is not JSON: {error}: {text:?}, {output}")
         }),
     };
-    if status.success() { Ok((answer, said)) } else { Err(answer) }
+    if status.success() { Ok((answer, output)) } else { Err(answer) }
 }
 
 /// Calls denizen alone, in the network namespace of `node`.

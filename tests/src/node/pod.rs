@@ -180,7 +180,7 @@ impl Pod {
     pub fn forget_last(&self, node: &Netns) -> Result<String> {
         let last = self.chain.plugins.last().context("the chain is not empty")?;
         let done = self.chain.call_saying(node, &self.call, "DEL", last, Some(&self.result));
-        done.map(|(_, said)| said).map_err(failed("DEL"))
+        done.map(|(_, output)| output).map_err(failed("DEL"))
     }
 
     /// Its address of the same family as `other`.

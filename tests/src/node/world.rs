@@ -187,12 +187,12 @@ impl World {
 
     /// Gives the remote node one more pod address.
     pub fn add_remote(&self, address: IpAddr) -> Result<()> {
-        self.place("remote", &self.remote, &[Place::Add(address)])
+        self.place("remote", &self.remote, &[AddressChange::Add(address)])
     }
 
     /// Gives the outside one more host address.
     pub fn add_client(&self, address: IpAddr) -> Result<()> {
-        self.place("client", &self.client, &[Place::Add(address)])
+        self.place("client", &self.client, &[AddressChange::Add(address)])
     }
 
     /// From now on the hosts outside and the pods of the other node have these addresses, and no
@@ -204,7 +204,7 @@ impl World {
         Ok(())
     }
 
-    fn place(&self, link: &str, host: &Netns, changes: &[Place]) -> Result<()> {
+    fn place(&self, link: &str, host: &Netns, changes: &[AddressChange]) -> Result<()> {
         if changes.is_empty() {
             return Ok(());
         }
@@ -267,7 +267,9 @@ impl World {
             host.change(|links| {
                 links.up("eth0")?;
                 links.address("eth0", LINK_LOCAL, 64)?;
-                addresses.iter().try_for_each(|address| Place::Add(*address).on_host(links))?;
+                addresses
+                    .iter()
+                    .try_for_each(|address| AddressChange::Add(*address).on_host(links))?;
                 links.route(LinkRoute { source, ..LinkRoute::out(GATEWAYS[0], "eth0") })?;
                 links.route(LinkRoute::out(GATEWAYS[1], "eth0"))
             })?;
@@ -286,7 +288,7 @@ impl World {
             for (link, addresses) in [("client", client), ("remote", remote)] {
                 addresses
                     .iter()
-                    .try_for_each(|address| Place::Add(*address).on_fabric(links, link))?;
+                    .try_for_each(|address| AddressChange::Add(*address).on_fabric(links, link))?;
             }
             Ok(())
         })?;
@@ -297,12 +299,12 @@ impl World {
 
 /// A change of a host's addresses.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum AddressChange {
     Add(IpAddr),
     Remove(IpAddr),
 }
 
-impl Place {
+impl AddressChange {
     fn on_host(self, links: &mut Links) -> Result<()> {
         match self {
             Self::Add(address) => links.address("eth0", address, host_length(address)),
@@ -325,10 +327,10 @@ impl Place {
 }
 
 /// What makes these addresses those.
-fn changes(from: &[IpAddr], to: &[IpAddr]) -> Vec<Place> {
+fn changes(from: &[IpAddr], to: &[IpAddr]) -> Vec<AddressChange> {
     let missing = |of: &[IpAddr], there: &[IpAddr]| -> Vec<IpAddr> {
         of.iter().filter(|address| !there.contains(address)).copied().collect()
     };
-    let new = missing(to, from).into_iter().map(Place::Add);
-    new.chain(missing(from, to).into_iter().map(Place::Remove)).collect()
+    let new = missing(to, from).into_iter().map(AddressChange::Add);
+    new.chain(missing(from, to).into_iter().map(AddressChange::Remove)).collect()
 }

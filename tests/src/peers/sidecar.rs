@@ -64,8 +64,8 @@ impl Sidecar {
 }
 
 fn pass_on(mut client: TcpStream, to: SocketAddr) -> io::Result<()> {
-    let said = ask(PROXY_UID, to)?;
-    client.write_all(said.as_bytes())
+    let output = ask(PROXY_UID, to)?;
+    client.write_all(output.as_bytes())
 }
 
 fn redirected(stream: &TcpStream) -> io::Result<Redirected> {
@@ -135,7 +135,7 @@ fn ask(uid: u32, to: SocketAddr) -> io::Result<String> {
     setfsuid(before);
     let mut stream = stream?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    if said.is_empty() { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(said) }
+    let mut output = String::new();
+    stream.read_to_string(&mut output)?;
+    if output.is_empty() { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(output) }
 }

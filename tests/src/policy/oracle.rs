@@ -9,7 +9,7 @@ use super::object::{
     Container, IpBlock, Labels, NetworkPolicy, PodObject, PolicyPeer, PolicyPort, PortNumber,
 };
 use super::object::{PolicyRule, PolicyWorld};
-use super::tier::{self, Said};
+use super::tier::{self, TierVerdict};
 use crate::packets::probe::Protocol;
 
 /// A new connection's first packet, addressed to a pod and not to a service.
@@ -83,16 +83,16 @@ fn permits_in_tiers(
     direction: Direction,
     packet: PolicyPacket,
 ) -> bool {
-    match tier::said(world, "Admin", pod, direction, packet) {
-        Said::Accept => return true,
-        Said::Deny => return false,
-        Said::Nothing => {}
+    match tier::verdict(world, "Admin", pod, direction, packet) {
+        TierVerdict::Accept => return true,
+        TierVerdict::Deny => return false,
+        TierVerdict::Nothing => {}
     }
     if world.policies.iter().any(|policy| isolates(policy, pod, direction)) {
         // A pod cannot block access to itself.
         return packet.from == packet.to || permits(world, pod, direction, packet);
     }
-    tier::said(world, "Baseline", pod, direction, packet) != Said::Deny
+    tier::verdict(world, "Baseline", pod, direction, packet) != TierVerdict::Deny
 }
 
 /// Whether no policy isolates the pod in this direction, or one of those that do permits the

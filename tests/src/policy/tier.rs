@@ -47,7 +47,7 @@ impl ClusterNetworkPolicy {
 
 /// What a tier says of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum TierVerdict {
     Accept,
     Deny,
     /// It passes it on, or no rule matches.
@@ -56,13 +56,13 @@ pub(super) enum Said {
 
 /// Policies of the tier that select the pod, the lowest number first; the first rule that matches
 /// counts. Equal numbers may come in any order: here it is that of the names.
-pub(super) fn said(
+pub(super) fn verdict(
     world: &PolicyWorld,
     tier: &str,
     pod: &PodObject,
     direction: Direction,
     packet: PolicyPacket,
-) -> Said {
+) -> TierVerdict {
     let mut policies: Vec<(u64, &ClusterNetworkPolicy)> = Vec::new();
     for policy in &world.tiers {
         let spec = &policy.spec;
@@ -84,14 +84,14 @@ pub(super) fn said(
     for (_, policy) in policies {
         for rule in policy.spec[section].as_array().into_iter().flatten() {
             match rule_says(world, rule, pod, direction, packet) {
-                Some("Accept") => return Said::Accept,
-                Some("Deny") => return Said::Deny,
-                Some(_) => return Said::Nothing,
+                Some("Accept") => return TierVerdict::Accept,
+                Some("Deny") => return TierVerdict::Deny,
+                Some(_) => return TierVerdict::Nothing,
                 None => {}
             }
         }
     }
-    Said::Nothing
+    TierVerdict::Nothing
 }
 
 /// What is not understood fails closed: Accept matches nothing, and whatever else it may be denies

@@ -36,8 +36,8 @@ fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
 fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<()> {
     let status = agent.status()?;
     assert_eq!(status["backend"], backend, "{status}");
-    let said = status["backendWhy"].as_str().unwrap_or_default();
-    ensure!(said.contains(why), "{said:?}, not {why:?}");
+    let output = status["backendWhy"].as_str().unwrap_or_default();
+    ensure!(output.contains(why), "{output:?}, not {why:?}");
     let log = agent.log();
     let line = log.lines().rfind(|line| line.contains("backend chosen"));
     let line = line.with_context(|| log.clone())?;
@@ -144,12 +144,12 @@ fn exact_ports_without_the_bridges_table_are_an_error() -> Result<()> {
     let fixture = context("auto-exact")?;
     let _owned = TableOwner::table(&fixture.cluster.world.node, "bridge")?;
     let refused = start(&fixture, &["--detect-local=pod-state=port-exact"]);
-    let said = format!("{:#}", refused.err().context("it runs")?);
+    let output = format!("{:#}", refused.err().context("it runs")?);
     for words in [
         "pod-state=port-exact cannot be had on this node",
         "bridge table: it is owned by another process",
     ] {
-        ensure!(said.contains(words), "{said}");
+        ensure!(output.contains(words), "{output}");
     }
     Ok(())
 }

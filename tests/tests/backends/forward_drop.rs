@@ -30,7 +30,7 @@ struct Firewall {
     /// Commands that show all of it, without what merely counts.
     show: &'static [&'static [&'static str]],
     /// What the agent calls it.
-    said: [&'static str; 2],
+    output: [&'static str; 2],
 }
 
 const POLICY: Firewall = Firewall {
@@ -40,7 +40,7 @@ const POLICY: Firewall = Firewall {
         "add table inet filter; add chain inet filter forward { type filter hook forward priority 0; policy drop; }",
     ]],
     show: &[&["nft", "-s", "list", "table", "inet", "filter"]],
-    said: ["table inet filter, chain forward"; 2],
+    output: ["table inet filter, chain forward"; 2],
 };
 
 /// As firewalld and RHEL have it: the policy accepts, and the last rule refuses. What comes before
@@ -56,7 +56,7 @@ const LAST_RULE: Firewall = Firewall {
         &["nft", "add rule inet fw last jump others; add rule inet fw last counter reject"],
     ],
     show: &[&["nft", "-s", "list", "table", "inet", "fw"]],
-    said: ["table inet fw, chain last"; 2],
+    output: ["table inet fw, chain last"; 2],
 };
 
 const IPTABLES_NFT: Firewall = Firewall {
@@ -67,7 +67,7 @@ const IPTABLES_NFT: Firewall = Firewall {
         &["iptables-nft", "-A", "FORWARD", "-d", "192.0.2.0/24", "-j", "ACCEPT"],
     ],
     show: &[&["iptables-nft", "-S"], &["ip6tables-nft", "-S"]],
-    said: ["table ip filter, chain FORWARD", "table ip6 filter, chain FORWARD"],
+    output: ["table ip filter, chain FORWARD", "table ip6 filter, chain FORWARD"],
 };
 
 const IPTABLES_LEGACY: Firewall = Firewall {
@@ -77,7 +77,7 @@ const IPTABLES_LEGACY: Firewall = Firewall {
         &["ip6tables-legacy", "-w", "-P", "FORWARD", "DROP"],
     ],
     show: &[&["iptables-legacy", "-w", "-S"], &["ip6tables-legacy", "-w", "-S"]],
-    said: ["the filter table of iptables-legacy", "the filter table of ip6tables-legacy"],
+    output: ["the filter table of iptables-legacy", "the filter table of ip6tables-legacy"],
 };
 
 /// What drops packets for this node itself, through which IPVS's pass.
@@ -92,13 +92,13 @@ const INPUT: Firewall = Firewall {
         &["iptables-legacy", "-w", "-P", "INPUT", "DROP"],
     ],
     show: &[&["nft", "-s", "list", "table", "inet", "filter"], &["iptables-legacy", "-w", "-S"]],
-    said: ["table inet filter, chain entry", "iptables-legacy, chain INPUT"],
+    output: ["table inet filter, chain entry", "iptables-legacy, chain INPUT"],
 };
 
 impl Firewall {
     /// Whether all of it is complained of.
-    fn is_said(&self, said: &[String]) -> bool {
-        self.said.iter().all(|name| said.iter().any(|text| text.contains(name)))
+    fn is_said(&self, output: &[String]) -> bool {
+        self.output.iter().all(|name| output.iter().any(|text| text.contains(name)))
     }
 
     fn put_up(&self, node: &Netns) -> Result<()> {
@@ -190,7 +190,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     let (fixture, before) = start(firewall, backend)?;
     let node = &fixture.cluster.world.node;
     let agent = run(&fixture, backend)?;
-    wait_complaints(&agent, |said| firewall.is_said(said))?;
+    wait_complaints(&agent, |output| firewall.is_said(output))?;
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
@@ -265,7 +265,7 @@ fn a_reload_is_opened_again_and_without_the_flag_all_is_as_before() -> Result<()
     everyone_is_served(&fixture)?;
     assert!(agent.terminate()?.success());
     let agent = fixture.cluster.start_agent()?;
-    wait_complaints(&agent, |said| said.len() == 2)?;
+    wait_complaints(&agent, |output| output.len() == 2)?;
     assert_eq!(POLICY.shown(node)?, before);
     assert!(!LAST_RULE.shown(node)?.contains("denizen"));
     let warned = agent.status()?["warnings"].as_array().context("warnings")?.len();
@@ -280,7 +280,7 @@ fn what_ipvs_carries_is_let_through_the_input_hook() -> Result<()> {
     let node = &fixture.cluster.world.node;
     let by_ipvs = || "--backend=ipvs".to_owned();
     let agent = fixture.cluster.start_agent_with([by_ipvs()])?;
-    wait_complaints(&agent, |said| INPUT.is_said(said))?;
+    wait_complaints(&agent, |output| INPUT.is_said(output))?;
     assert_eq!(INPUT.shown(node)?, before, "nothing was asked for");
     assert!(agent.terminate()?.success());
     let agent = fixture.cluster.start_agent_with([by_ipvs(), "--open-forward".to_owned()])?;

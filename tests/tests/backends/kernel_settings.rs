@@ -114,11 +114,11 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
     let status = status_of(&fixture)?;
     let errors: Vec<_> = status["errors"].as_array().context("errors")?.iter().collect();
     for key in BRIDGE_FILTERS {
-        let said = format!(
+        let printed = format!(
             "net/bridge/{key} is 0 and cannot be set to 1: a connection to a service hangs"
         );
         let found = errors.iter().filter_map(|error| error.as_str());
-        assert!(found.clone().any(|error| error.starts_with(&said)), "{errors:?}");
+        assert!(found.clone().any(|error| error.starts_with(&printed)), "{errors:?}");
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
     }
     let to = SocketAddr::new(service_ips(10)[0], 80);
@@ -162,10 +162,10 @@ fn a_folder_without_settings_is_named() -> Result<()> {
     let fixture = Fixture::new("nosysctl")?;
     let mut command = command(&fixture, &["timeout", "60"], &["--sysctl-dir=/nowhere"])?;
     let output = fixture.cluster.world.node.run(|| command.output())??;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.code() == Some(1)
-            && said.contains("--sysctl-dir /nowhere: /nowhere/net does not exist"),
+            && printed.contains("--sysctl-dir /nowhere: /nowhere/net does not exist"),
         "{output:?}"
     );
     Ok(())

@@ -147,8 +147,9 @@ fn judged(label: &str, variant: Variant) -> Result<()> {
 fn explains(context: &Beside, agent: &Agent) -> Result<()> {
     let explain = |who, to| context.fixture.explain(agent, who, to, Protocol::Tcp);
     let service = explain(Who::Bridged, Beside::web())?;
-    let said = service.steps.iter().any(|step| step.why.contains("services are not decided here"));
-    ensure!(said && service.verdict == "untouched", "{service:?}");
+    let output =
+        service.steps.iter().any(|step| step.why.contains("services are not decided here"));
+    ensure!(output && service.verdict == "untouched", "{service:?}");
     let endpoint = context.endpoint(PORT)?;
     assert_eq!(explain(Who::Bridged, endpoint)?.verdict, "untouched");
     assert_eq!(explain(Who::Remote, endpoint)?.verdict, "drop");

@@ -262,8 +262,9 @@ fn cleanup_removes_what_each_mode_of_kube_proxy_left() -> Result<()> {
     let agent = context.start(Variant::Legacy.flags())?;
     agent.terminate()?;
     let binary = binary::ours("denizen-agent")?;
-    let said = node.run(|| checked(Command::new(&binary).args(["cleanup", "--kube-proxy"])))??;
-    eprintln!("{}", String::from_utf8_lossy(&said.stdout));
+    let output =
+        node.run(|| checked(Command::new(&binary).args(["cleanup", "--kube-proxy"])))??;
+    eprintln!("{}", String::from_utf8_lossy(&output.stdout));
     for variant in Variant::BOTH {
         let left = variant.dump(node)?;
         let left: Vec<&str> = left.lines().filter(|line| line.contains("KUBE-")).collect();

@@ -40,20 +40,22 @@ fn strictly<T: DeserializeOwned + Serialize>(object: &Value) -> Result<()> {
     kept(object, &serde_json::to_value(typed)?, "")
 }
 
-fn kept(said: &Value, read: &Value, at: &str) -> Result<()> {
-    match (said, read) {
-        (Value::Object(said), Value::Object(read)) => said.iter().try_for_each(|(key, value)| {
-            let at = format!("{at}.{key}");
-            let read = read.get(key).with_context(|| format!("there is no field {at}"))?;
-            kept(value, read, &at)
-        }),
-        (Value::Array(said), Value::Array(read)) => said
-            .iter()
-            .zip(read)
-            .enumerate()
-            .try_for_each(|(index, (said, read))| kept(said, read, &format!("{at}[{index}]"))),
+fn kept(output: &Value, read: &Value, at: &str) -> Result<()> {
+    match (output, read) {
+        (Value::Object(output), Value::Object(read)) => {
+            output.iter().try_for_each(|(key, value)| {
+                let at = format!("{at}.{key}");
+                let read = read.get(key).with_context(|| format!("there is no field {at}"))?;
+                kept(value, read, &at)
+            })
+        }
+        (Value::Array(output), Value::Array(read)) => {
+            output.iter().zip(read).enumerate().try_for_each(|(index, (output, read))| {
+                kept(output, read, &format!("{at}[{index}]"))
+            })
+        }
         _ => {
-            ensure!(said == read, "{at}: {said} is read as {read}");
+            ensure!(output == read, "{at}: {output} is read as {read}");
             Ok(())
         }
     }

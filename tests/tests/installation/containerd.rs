@@ -133,12 +133,12 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         let pod = record.pod.clone().context("containerd names the pod")?;
         assert_eq!((pod.name, pod.uid), (name.clone(), Some(format!("uid-{name}"))));
         assert_eq!(record.bridge.as_deref(), Some("cni0"));
-        let said: Vec<IpAddr> = cri
+        let output: Vec<IpAddr> = cri
             .addresses(&sandbox)?
             .iter()
             .map(|address| address.parse())
             .collect::<Result<_, _>>()?;
-        assert_eq!(record.ips, said, "what kubelet gets is what is recorded");
+        assert_eq!(record.ips, output, "what kubelet gets is what is recorded");
         assert_eq!(pods(&agent)?, 1);
         cri.stop_sandbox(&sandbox)?;
         assert!(node.records()?.is_empty(), "DEL crossed it out");

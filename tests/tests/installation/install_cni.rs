@@ -111,10 +111,10 @@ fn once_and_out_again() -> Result<()> {
     for (name, text) in [("10-x.conflist", LIST), ("10-x.conf", LONE)] {
         let node = CniNode::new()?;
         let refused = node.run(&["--once"])?;
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
-            !refused.status.success() && said.contains("no usable CNI configuration"),
-            "{said}"
+            !refused.status.success() && printed.contains("no usable CNI configuration"),
+            "{printed}"
         );
         node.write(name, text)?;
         let output = node.run(&["--once", "--run-dir", "/run/other"])?;
@@ -214,8 +214,8 @@ fn a_plugin_that_does_not_run_is_not_installed() -> Result<()> {
         let other = node.folder.path().join(name);
         fs::write(&other, program)?;
         let output = node.run(&["--once", "--plugin", other.to_str().context("UTF-8")?])?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains("VERSION"), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && printed.contains("VERSION"), "{printed}");
         assert_eq!(fs::read(&plugin)?, before, "what was there still is");
         assert_eq!(
             fs::read_to_string(node.conf().join("10-x.conflist"))?,
@@ -248,8 +248,11 @@ fn with_redirect_the_entry_has_the_capability() -> Result<()> {
     node.write("10-x.conflist", LIST)?;
     let wrong = r#"{"redirect":{},"capabilities":[]}"#;
     let output = node.run(&["--once", "--plugin-config", wrong])?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("capabilities are not an object"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && printed.contains("capabilities are not an object"),
+        "{printed}"
+    );
     Ok(())
 }
 

@@ -180,10 +180,10 @@ fn without_them_it_says_what_it_may_not() -> Result<()> {
     command.arg("--manifests").arg(cluster.manifests.folder());
     command.arg("--run-dir").arg(cluster.run_dir());
     let output = cluster.world.node.run(|| command.output())??;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && output.status.code() != Some(124), "{said}");
-    assert!(said.contains("Operation not permitted"), "{said}");
-    assert!(said.contains("CAP_NET_ADMIN"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && output.status.code() != Some(124), "{printed}");
+    assert!(printed.contains("Operation not permitted"), "{printed}");
+    assert!(printed.contains("CAP_NET_ADMIN"), "{printed}");
     Ok(())
 }
 
@@ -196,8 +196,8 @@ fn taking_away_needs_no_more() -> Result<()> {
     let mut command = container(&capabilities(UNINSTALL, "rules")?);
     command.arg(binary::ours("denizen-agent")?).arg("cleanup");
     let output = node.run(|| checked(&mut command))??;
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("removed 5 nftables tables\n"), "{output:?}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(printed.contains("removed 5 nftables tables\n"), "{output:?}");
     assert_eq!(tables(node)?, [""; 0]);
     Ok(())
 }

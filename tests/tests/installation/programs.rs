@@ -83,11 +83,11 @@ fn what_is_missing_is_named_in_one_line_before_anything_is_compiled() -> Result<
     ];
     for (script, architecture, targets, words) in cases {
         let output = Machine::new(targets)?.run(script, architecture)?;
-        let said = String::from_utf8(output.stderr)?;
-        ensure!(!output.status.success(), "{script}: {said}");
-        ensure!(said.lines().count() == 1, "{script} {architecture}: not one line: {said}");
+        let printed = String::from_utf8(output.stderr)?;
+        ensure!(!output.status.success(), "{script}: {printed}");
+        ensure!(printed.lines().count() == 1, "{script} {architecture}: not one line: {printed}");
         for word in words {
-            ensure!(said.contains(word), "{script} {architecture}: no {word:?}: {said}");
+            ensure!(printed.contains(word), "{script} {architecture}: no {word:?}: {printed}");
         }
     }
     Ok(())
@@ -97,11 +97,11 @@ fn what_is_missing_is_named_in_one_line_before_anything_is_compiled() -> Result<
 fn a_machine_that_has_everything_compiles() -> Result<()> {
     let machine = Machine::new(&[AMD64])?;
     machine.put("musl-gcc", "exit 0")?;
-    let said = String::from_utf8(machine.run("programs", "amd64")?.stderr)?;
-    ensure!(said == "compiling\n", "{said}");
+    let printed = String::from_utf8(machine.run("programs", "amd64")?.stderr)?;
+    ensure!(printed == "compiling\n", "{printed}");
     machine.put("jq", "exit 0")?;
-    let said = String::from_utf8(machine.run("build", "amd64")?.stderr)?;
-    ensure!(said == "compiling\n", "{said}");
+    let printed = String::from_utf8(machine.run("build", "amd64")?.stderr)?;
+    ensure!(printed == "compiling\n", "{printed}");
     Ok(())
 }
 

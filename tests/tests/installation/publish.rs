@@ -115,16 +115,16 @@ impl Publisher {
     }
 
     /// Nothing was published, and it was said in one line.
-    fn refused(&self, output: &Output, directory: &str, said: &str) -> Result<()> {
+    fn refused(&self, output: &Output, directory: &str, printed: &str) -> Result<()> {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(!output.status.success(), "{said}: {output:?}");
-        ensure!(error.starts_with("publish: ") && error.contains(said), "{said}: {error}");
+        ensure!(!output.status.success(), "{printed}: {output:?}");
+        ensure!(error.starts_with("publish: ") && error.contains(printed), "{printed}: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
-        ensure!(!self.path(directory).exists(), "{said}: the directory is there");
+        ensure!(!self.path(directory).exists(), "{printed}: the directory is there");
         let left = fs::read_dir(self.folder.path())?.flatten().map(|entry| entry.file_name());
         let left: Vec<_> =
             left.filter(|name| name.to_string_lossy().starts_with(".publish")).collect();
-        ensure!(left.is_empty(), "{said}: {left:?}");
+        ensure!(left.is_empty(), "{printed}: {left:?}");
         Ok(())
     }
 }
@@ -158,8 +158,8 @@ print(json.dumps({"digest": digest, "archive": archive, "files": list(files.valu
 fn what_is_published_is_what_containerd_and_helm_pull() -> Result<()> {
     let publisher = Publisher::new("pub-pull", RegistryManners::Open)?;
     let url = ["--url", "https://example.org/files"];
-    let said = succeeded(publisher.published("out", &url)?)?;
-    ensure!(said.ends_with("not signed: see --sign\n"), "{said}");
+    let printed = succeeded(publisher.published("out", &url)?)?;
+    ensure!(printed.ends_with("not signed: see --sign\n"), "{printed}");
     let out = publisher.path("out");
     checked(
         Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&out),

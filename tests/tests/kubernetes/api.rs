@@ -105,12 +105,12 @@ fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
         context.until_answered(13, Who::Routed)?;
         assert_eq!(services(&agent)?, before + 1, "the last one alone");
         let to = SocketAddr::new(service_ips(12)[0], 80);
-        let said = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
-        assert!(said.steps.iter().any(|step| step.what.contains("another proxy: \"another\"")));
+        let printed = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+        assert!(printed.steps.iter().any(|step| step.what.contains("another proxy: \"another\"")));
         context.api.delete(&foreign)?;
         eventually("it is gone", BOUND, || {
-            let said = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
-            Ok(said.verdict != "foreign")
+            let printed = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+            Ok(printed.verdict != "foreign")
         })?;
         until_no_error(&agent)
     })
@@ -279,12 +279,12 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
     std::thread::sleep(OUTAGE);
     // It comes back as a newer version, which serves them all.
     context.api.behave(|manners| manners.unserved = Vec::new());
-    let before = context.api.asked().len();
+    let before = context.api.requests().len();
     context.go_on()?;
     let answered = || {
-        let asked = context.api.asked().split_off(before);
+        let requests = context.api.requests().split_off(before);
         KINDS.map(|kind| {
-            asked.iter().any(|request| request.status == 200 && request.path.ends_with(kind))
+            requests.iter().any(|request| request.status == 200 && request.path.ends_with(kind))
         })
     };
     eventually("some kind is answered", BOUND, || Ok(answered().contains(&true)))?;

@@ -118,11 +118,11 @@ fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Resul
     eventually("the other is named", BOUND, || Ok(all().iter().any(names_second)))?;
     assert_eq!(all().len(), 2, "{:?}", all());
     // The API would not keep an event that it has. Besides these two, one is about the start.
-    let asked = context.api.asked();
-    let written = asked
+    let requests = context.api.requests();
+    let written = requests
         .iter()
         .filter(|request| request.method == "POST" && request.path.ends_with("/events"));
-    assert_eq!(written.count(), 3, "{asked:?}");
+    assert_eq!(written.count(), 3, "{requests:?}");
     for name in ["first", "second"] {
         let mut right = wrong_policy(name, &json!({}));
         right["spec"]["ingress"] = json!([]);

@@ -13,7 +13,7 @@ use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::NODE;
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
-use denizen_tests::peers::api::{Api, ApiServer, Asked};
+use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -62,9 +62,9 @@ impl Following {
             features: Features { services: false, network_policy: true, other_nodes: false },
             pods: None,
         };
-        let (read, asked) = mpsc::channel(64);
+        let (read, reads_requested) = mpsc::channel(64);
         let (done, done_reads) = mpsc::channel(64);
-        let reads = PolicyReads { asked, done };
+        let reads = PolicyReads { asked: reads_requested, done };
         let start = move || drop(kube::start(&config, &names, reads, &report, &send));
         let _stop = run_on_node(context, start)?;
         Ok(Self { events, wrong, unknown, read, done_reads, sent: Vec::new(), _stop })
@@ -196,9 +196,11 @@ fn a_pod_that_ends_is_an_event_like_any_other() -> Result<()> {
     context.api.cut_watches();
     context.api.put_all(&[pod("web", "web", "Succeeded"), pod("db", "db", "Running")])?;
     following.until_pods(&[("db", "db")])?;
-    let of_pods = || -> (Vec<Asked>, Vec<Asked>) {
-        let asked = context.api.asked().into_iter();
-        asked.filter(|asked| asked.path == "/api/v1/pods").partition(Asked::is_watch)
+    let of_pods = || -> (Vec<ReceivedRequest>, Vec<ReceivedRequest>) {
+        let requests = context.api.requests().into_iter();
+        requests
+            .filter(|request| request.path == "/api/v1/pods")
+            .partition(ReceivedRequest::is_watch)
     };
     eventually("pods are listed and watched again", BOUND, || {
         // Only a watch that runs can expire.
@@ -235,10 +237,10 @@ fn after_a_restart_of_the_server_nobody_lists_again() -> Result<()> {
     }
     let lists = |context: &ApiContext<ApiServer>| {
         // Each agent counts the nodes once.
-        let counts = |asked: &&Asked| asked.path.ends_with("/nodes");
-        let asked = context.api.asked();
-        let answered = asked.iter().filter(|asked| asked.is_page() && asked.status == 200);
-        answered.filter(|asked| !counts(asked)).count()
+        let counts = |request: &&ReceivedRequest| request.path.ends_with("/nodes");
+        let requests = context.api.requests();
+        let answered = requests.iter().filter(|request| request.is_page() && request.status == 200);
+        answered.filter(|request| !counts(request)).count()
     };
     let before = lists(&context);
     context.api.stop();
@@ -248,7 +250,7 @@ fn after_a_restart_of_the_server_nobody_lists_again() -> Result<()> {
         agent.until_pods(&[("db", "db"), ("web", "web")])?;
     }
     assert_eq!(before, 3 * AGENTS, "one for each kind and agent");
-    assert_eq!(lists(&context), before, "{:?}", context.api.asked());
+    assert_eq!(lists(&context), before, "{:?}", context.api.requests());
     Ok(())
 }
 
@@ -278,8 +280,8 @@ fn a_pod_that_the_watch_has_not_brought_is_asked_for() -> Result<()> {
     following.until_pods(&[("later", "late"), ("web", "web")])?;
     following.unknown.send_replace(BTreeSet::new());
     let singles = || -> Vec<String> {
-        let asked = context.api.asked().into_iter().map(|asked| asked.path);
-        asked.filter(|path| path.starts_with("/api/v1/namespaces/shop/")).collect()
+        let requests = context.api.requests().into_iter().map(|request| request.path);
+        requests.filter(|path| path.starts_with("/api/v1/namespaces/shop/")).collect()
     };
     let allowed = ["web", "later"].map(|name| format!("/api/v1/namespaces/shop/pods/{name}"));
     // One request may be under way.
@@ -334,7 +336,7 @@ fn policies_that_cannot_be_read_are_given_up() -> Result<()> {
     following.until_listed()?;
     context.api.behave(|manners| manners.silent.push("networkpolicies"));
     let path = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies";
-    let reads = || context.api.asked().iter().filter(|asked| asked.path == path).count();
+    let reads = || context.api.requests().iter().filter(|request| request.path == path).count();
     following.read(1)?;
     eventually("the first is under way", BOUND, || Ok(reads() == 1))?;
     (2..=9).try_for_each(|ticket| following.read(ticket))?;
@@ -386,7 +388,7 @@ fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
             }
         }
     })?;
-    let writes = || context.api.asked().iter().filter(|asked| asked.status != 0).count();
+    let writes = || context.api.requests().iter().filter(|request| request.status != 0).count();
     eventually("both nodes have written", BOUND, || Ok(writes() == 4))?;
     let events = context.api.objects("events");
     assert_eq!(events.len(), 2, "{events:?}");

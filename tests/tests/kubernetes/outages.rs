@@ -10,7 +10,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::Who;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
-use denizen_tests::peers::api::{Api, ApiServer, Asked};
+use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
 use serde_json::{Value, json};
 
 /// A node, service 10 at the routed pod, and whatever else is asked for: not started yet.
@@ -21,18 +21,21 @@ fn context(label: &str) -> Result<ApiContext<ApiServer>> {
     Ok(context)
 }
 
-/// What was asked about `resource`.
-fn asked(context: &ApiContext<ApiServer>, resource: &str) -> Vec<Asked> {
+/// The requests for `resource`.
+fn requests(context: &ApiContext<ApiServer>, resource: &str) -> Vec<ReceivedRequest> {
     // All agents count the nodes before their first lists.
-    let counts = |asked: &Asked| asked.parameter("limit") == Some("1");
-    let of = |asked: &Asked| asked.path.ends_with(&format!("/{resource}")) && !counts(asked);
-    context.api.asked().into_iter().filter(of).collect()
+    let counts = |request: &ReceivedRequest| request.parameter("limit") == Some("1");
+    let of = |request: &ReceivedRequest| {
+        request.path.ends_with(&format!("/{resource}")) && !counts(request)
+    };
+    context.api.requests().into_iter().filter(of).collect()
 }
 
 /// How many lists, as a stream or the first page of one.
-fn lists(asked: &[Asked]) -> usize {
-    let first = |request: &&Asked| request.is_page() && request.parameter("continue").is_none();
-    asked.iter().filter(|request| request.is_stream() || first(request)).count()
+fn lists(requests: &[ReceivedRequest]) -> usize {
+    let first =
+        |request: &&ReceivedRequest| request.is_page() && request.parameter("continue").is_none();
+    requests.iter().filter(|request| request.is_stream() || first(request)).count()
 }
 
 /// While the server is away, `gone` is deleted and `web` moved, and nobody remembers.
@@ -52,18 +55,20 @@ fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
     let agent = context.start_agent()?;
     context.until_answered(11, Who::Bridged)?;
     for resource in ["services", "endpointslices", "nodes", "servicecidrs"] {
-        let asked = asked(&context, resource);
-        let listed = asked.iter().filter(|asked| asked.is_page()).collect::<Vec<_>>();
-        assert_eq!(listed.len(), 1, "{resource}: {asked:?}");
+        let requests = requests(&context, resource);
+        let listed = requests.iter().filter(|request| request.is_page()).collect::<Vec<_>>();
+        assert_eq!(listed.len(), 1, "{resource}: {requests:?}");
         assert_eq!(listed[0].parameter("resourceVersion"), Some("0"), "{listed:?}");
         assert_eq!(listed[0].parameter("limit"), None, "{listed:?}");
-        assert!(!asked.iter().any(Asked::is_stream), "{asked:?}");
+        assert!(!requests.iter().any(ReceivedRequest::is_stream), "{requests:?}");
     }
     until_no_error(&agent)?;
     // As a server that has been restored from an older copy: it never gets that far.
     context.api.expire_watches();
-    eventually("services are listed again", BOUND, || Ok(lists(&asked(&context, "services")) > 1))?;
-    let again = asked(&context, "services").into_iter().rfind(Asked::is_page);
+    eventually("services are listed again", BOUND, || {
+        Ok(lists(&requests(&context, "services")) > 1)
+    })?;
+    let again = requests(&context, "services").into_iter().rfind(ReceivedRequest::is_page);
     let again = again.context("a list")?;
     assert_eq!(again.parameter("resourceVersionMatch"), Some("NotOlderThan"), "{again:?}");
     ensure!(again.parameter("resourceVersion").is_some_and(|version| version != "0"));
@@ -78,13 +83,13 @@ fn a_kind_that_is_told_to_wait_waits_and_wakes_nobody() -> Result<()> {
     context.api.behave(|manners| manners.too_many = Some(("endpointslices", 3)));
     let mut agent = context.spawn_agent()?;
     until_error(&agent, "EndpointSlices: Too many requests")?;
-    eventually("it is asked again", BOUND, || Ok(asked(&context, "endpointslices").len() >= 3))?;
-    let slices = asked(&context, "endpointslices");
+    eventually("it is asked again", BOUND, || Ok(requests(&context, "endpointslices").len() >= 3))?;
+    let slices = requests(&context, "endpointslices");
     for pair in slices.windows(2) {
         let waited = pair[1].at - pair[0].at;
         ensure!(waited >= Duration::from_secs(3), "{waited:?}");
     }
-    assert_eq!(lists(&asked(&context, "services")), 1);
+    assert_eq!(lists(&requests(&context, "services")), 1);
     context.api.behave(|manners| manners.too_many = None);
     agent.wait_programmed(6 * STARTING)?;
     context.until_answered(10, Who::Routed)?;
@@ -143,9 +148,10 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
         context.until_answered(10, Who::Remote)?;
         until_no_error(&agent)?;
         assert_eq!(agent.status()?["services"], served, "the other is nobody's to serve");
-        let of_nodes = asked(&context, "nodes");
-        let own =
-            |request: &Asked| request.parameter("fieldSelector") == Some("metadata.name=node-1");
+        let of_nodes = requests(&context, "nodes");
+        let own = |request: &ReceivedRequest| {
+            request.parameter("fieldSelector") == Some("metadata.name=node-1")
+        };
         ensure!(of_nodes.iter().all(own), "{of_nodes:?}");
     }
     Ok(())
@@ -158,7 +164,7 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
     let agent = context.start_agent()?;
     // Nothing happens to a Node, so that only a bookmark tells where its watch goes on.
     let node_watches = || -> Vec<u64> {
-        let own = asked(&context, "nodes").into_iter();
+        let own = requests(&context, "nodes").into_iter();
         let watches = own
             .filter(|request| request.is_watch() && !request.is_stream() && request.status == 200);
         watches.filter_map(|request| request.parameter("resourceVersion")?.parse().ok()).collect()
@@ -181,7 +187,7 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
         Ok(versions.last() > versions.first())
     })?;
     for resource in ["services", "endpointslices", "nodes", "servicecidrs"] {
-        assert_eq!(lists(&asked(&context, resource)), 1, "{resource} listed again");
+        assert_eq!(lists(&requests(&context, resource)), 1, "{resource} listed again");
     }
     until_no_error(&agent)
 }
@@ -193,7 +199,9 @@ fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
     let agent = context.start_agent()?;
     context.until_answered(11, Who::Bridged)?;
     context.api.expire_watches();
-    eventually("services are listed again", BOUND, || Ok(lists(&asked(&context, "services")) > 1))?;
+    eventually("services are listed again", BOUND, || {
+        Ok(lists(&requests(&context, "services")) > 1)
+    })?;
     context.put_web("web", 10, &[Who::Bridged])?;
     context.until_answered(10, Who::Bridged)?;
     change_behind_its_back(&mut context)?;
@@ -214,12 +222,12 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
         change_behind_its_back(&mut context)?;
         // "web" is all there is; half of a list of services or of slices says less than that.
         context.api.behave(|manners| manners.breaks_lists = usize::MAX);
-        let before = context.api.asked().len();
+        let before = context.api.requests().len();
         context.go_on()?;
         eventually("lists are tried", BOUND, || {
-            let since = &context.api.asked()[before..];
+            let since = &context.api.requests()[before..];
             let of = |resource: &str| {
-                let tried: Vec<Asked> = since
+                let tried: Vec<ReceivedRequest> = since
                     .iter()
                     .filter(|request| request.path.ends_with(resource))
                     .cloned()

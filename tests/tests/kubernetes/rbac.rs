@@ -8,7 +8,7 @@ use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::Who;
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
-use denizen_tests::peers::api::{ApiServer, Asked};
+use denizen_tests::peers::api::{ApiServer, ReceivedRequest};
 use serde_json::Value;
 
 use crate::firewall::{Following, pod_name};
@@ -40,12 +40,12 @@ fn permitted(documents: &[Value]) -> Result<BTreeSet<GrantedRight>> {
 }
 
 /// What a request needs.
-fn right(asked: &Asked) -> Result<GrantedRight> {
-    let path = &asked.path;
+fn right(request: &ReceivedRequest) -> Result<GrantedRight> {
+    let path = &request.path;
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, resource) = match parts.as_slice() {
         ["api", "v1", "namespaces", _, resource, _] => {
-            ensure!(asked.method == "GET", "{asked:?}");
+            ensure!(request.method == "GET", "{request:?}");
             return Ok((String::new(), (*resource).to_owned(), "get".to_owned()));
         }
         ["api", "v1", resource] => ("", *resource),
@@ -54,11 +54,11 @@ fn right(asked: &Asked) -> Result<GrantedRight> {
         }
         _ => anyhow::bail!("{path} is no collection"),
     };
-    let verb = match asked.method.as_str() {
-        "GET" if asked.is_watch() => "watch",
+    let verb = match request.method.as_str() {
+        "GET" if request.is_watch() => "watch",
         "GET" => "list",
         "POST" => "create",
-        _ => anyhow::bail!("{asked:?}"),
+        _ => anyhow::bail!("{request:?}"),
     };
     Ok((group.to_owned(), resource.to_owned(), verb.to_owned()))
 }
@@ -93,12 +93,13 @@ fn until_all_is_asked_for(
     permitted: &BTreeSet<GrantedRight>,
 ) -> Result<()> {
     eventually("everything that is permitted is asked for", BOUND, || {
-        let asked = context.api.asked();
-        let of_tiers = |asked: &&Asked| asked.path.contains("policy.networking.k8s.io");
-        let asked = asked.iter().filter(|asked| !of_tiers(asked));
-        let asked: BTreeSet<GrantedRight> = asked.map(right).collect::<Result<_>>()?;
-        let more: Vec<_> = asked.difference(permitted).collect();
+        let requests = context.api.requests();
+        let of_tiers =
+            |request: &&ReceivedRequest| request.path.contains("policy.networking.k8s.io");
+        let requests = requests.iter().filter(|request| !of_tiers(request));
+        let requests: BTreeSet<GrantedRight> = requests.map(right).collect::<Result<_>>()?;
+        let more: Vec<_> = requests.difference(permitted).collect();
         anyhow::ensure!(more.is_empty(), "forbidden: {more:?}");
-        Ok(asked == *permitted)
+        Ok(requests == *permitted)
     })
 }

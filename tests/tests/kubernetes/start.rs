@@ -115,7 +115,7 @@ fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     let settings = Settings { objects, ..context.settings() };
     let agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
     denizen_tests::peers::api::context::until_error(&agent, "certificate")?;
-    assert!(context.api.asked().is_empty(), "the token was sent to a stranger");
+    assert!(context.api.requests().is_empty(), "the token was sent to a stranger");
     context.until_unknown(10)?;
     assert_eq!(service_ips(10).len(), 2);
     Ok(())

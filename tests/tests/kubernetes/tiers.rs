@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::firewall::Following;
 
 /// How often an agent asks whether they are served, and some time.
-const ASKED_AGAIN: Duration = Duration::from_secs(80);
+const REDISCOVERY: Duration = Duration::from_secs(80);
 
 fn deny_all() -> Value {
     json!({
@@ -60,12 +60,15 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
     context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
     let pods = [&context.fixture.bridged, &context.fixture.routed];
     pods.iter().try_for_each(|pod| until(pod, false, BOUND))?;
-    let asked = context.api.asked();
-    ensure!(!asked.iter().any(|asked| asked.path.contains("clusternetworkpolicies?")), "{asked:?}");
+    let requests = context.api.requests();
+    ensure!(
+        !requests.iter().any(|request| request.path.contains("clusternetworkpolicies?")),
+        "{requests:?}"
+    );
 
     context.api.put(&deny_all())?;
     context.api.behave(|manners| manners.tiers = true);
-    pods.iter().try_for_each(|pod| until(pod, true, ASKED_AGAIN))?;
+    pods.iter().try_for_each(|pod| until(pod, true, REDISCOVERY))?;
     agent.until("status counts it", BOUND, |status| {
         status["networkPolicy"]["clusterPolicies"] == 1
     })?;
@@ -79,7 +82,7 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
     pods.iter().try_for_each(|pod| until(pod, true, BOUND))?;
 
     context.api.behave(|manners| manners.tiers = false);
-    pods.iter().try_for_each(|pod| until(pod, false, ASKED_AGAIN))
+    pods.iter().try_for_each(|pod| until(pod, false, REDISCOVERY))
 }
 
 /// A policy that was stored before a pod may come through its watch long after it. As long as the
@@ -93,8 +96,8 @@ fn cluster_network_policies_that_the_watch_has_not_brought_are_read() -> Result<
     following.until_listed()?;
     let path = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies";
     let reads = || {
-        let asked = context.api.asked();
-        asked.iter().filter(|asked| asked.path == path && asked.is_page()).count()
+        let requests = context.api.requests();
+        requests.iter().filter(|request| request.path == path && request.is_page()).count()
     };
     let before = reads();
     following.until_read(1)?;
@@ -122,9 +125,12 @@ fn without_their_definition_an_add_asks_for_none() -> Result<()> {
     let mut following = Following::start(&context)?;
     following.until_listed()?;
     following.until_read(1)?;
-    let asked = context.api.asked();
-    let about_tiers: Vec<_> =
-        asked.iter().map(|asked| &*asked.path).filter(|path| path.contains("policy.")).collect();
+    let requests = context.api.requests();
+    let about_tiers: Vec<_> = requests
+        .iter()
+        .map(|request| &*request.path)
+        .filter(|path| path.contains("policy."))
+        .collect();
     let definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
                       clusternetworkpolicies.policy.networking.k8s.io";
     ensure!(about_tiers == ["/apis/policy.networking.k8s.io", definition], "{about_tiers:?}");

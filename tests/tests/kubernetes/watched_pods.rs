@@ -15,7 +15,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe};
 use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
-use denizen_tests::peers::api::{Api, ApiServer, Asked};
+use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -115,16 +115,16 @@ impl Watched {
 
     /// What comes of connections from the pod of the other node to both pods of this one, in both
     /// families.
-    fn asked(&self, patience: Duration) -> Vec<Outcome> {
+    fn probe(&self, patience: Duration) -> Vec<Outcome> {
         let fixture = &self.context.fixture;
         let all = [&fixture.bridged, &fixture.routed].into_iter().flat_map(|pod| &pod.addresses);
-        let asked = all.map(|ip| Probe::tcp(SocketAddr::new(*ip, PORT)).patience(patience));
-        asked.map(|probe| probe.ask_in(&fixture.cluster.world.remote)).collect()
+        let requests = all.map(|ip| Probe::tcp(SocketAddr::new(*ip, PORT)).patience(patience));
+        requests.map(|probe| probe.ask_in(&fixture.cluster.world.remote)).collect()
     }
 
     fn until(&self, what: &str, passes: bool) -> Result<()> {
         eventually(what, BOUND, || {
-            Ok(self.asked(SHORT).iter().all(|outcome| match passes {
+            Ok(self.probe(SHORT).iter().all(|outcome| match passes {
                 true => outcome.endpoint().is_some(),
                 false => *outcome == Outcome::Dropped,
             }))
@@ -134,7 +134,7 @@ impl Watched {
     /// They stay dropped.
     fn ensure_dropped(&self) -> Result<()> {
         for _ in 0..2 {
-            let outcomes = self.asked(SHORT);
+            let outcomes = self.probe(SHORT);
             ensure!(outcomes.iter().all(|outcome| *outcome == Outcome::Dropped), "{outcomes:?}");
         }
         Ok(())
@@ -160,16 +160,18 @@ impl Watched {
     }
 
     /// Requests for pods of this namespace, or (`None`) of all that are not this node's.
-    fn requests(&self, namespace: Option<&str>) -> Vec<Asked> {
+    fn requests(&self, namespace: Option<&str>) -> Vec<ReceivedRequest> {
         let path = match namespace {
             Some(namespace) => pods_of(namespace),
             None => "/api/v1/pods".to_owned(),
         };
-        let is_own = |asked: &Asked| {
-            asked.parameter("fieldSelector").is_some_and(|fields| fields.contains("spec.nodeName="))
+        let is_own = |request: &ReceivedRequest| {
+            request
+                .parameter("fieldSelector")
+                .is_some_and(|fields| fields.contains("spec.nodeName="))
         };
-        let asked = self.context.api.asked().into_iter();
-        asked.filter(|asked| asked.path == path && !is_own(asked)).collect()
+        let requests = self.context.api.requests().into_iter();
+        requests.filter(|request| request.path == path && !is_own(request)).collect()
     }
 }
 
@@ -290,7 +292,7 @@ fn a_label_that_flaps() -> Result<()> {
         watched_pods.until("it is permitted again", true)?;
     }
     let (watches, lists): (Vec<_>, Vec<_>) =
-        watched_pods.requests(Some("peers")).into_iter().partition(Asked::is_watch);
+        watched_pods.requests(Some("peers")).into_iter().partition(ReceivedRequest::is_watch);
     assert_eq!((watches.len(), lists.len()), (1, 1), "{watches:?} {lists:?}");
     Ok(())
 }
@@ -319,7 +321,7 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
         let probing = threads.spawn(|| -> Result<usize> {
             let mut count = 0;
             while !done.load(Ordering::Relaxed) {
-                let outcomes = watched_pods.asked(PATIENCE);
+                let outcomes = watched_pods.probe(PATIENCE);
                 let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
                 ensure!(passes, "after {count} rounds: {outcomes:?}");
                 count += 1;
@@ -432,6 +434,6 @@ fn in_a_small_cluster_all_pods_are_followed() -> Result<()> {
         "{status}"
     );
     ensure!(watched_pods.requests(Some("peers")).is_empty());
-    assert_eq!(watched_pods.requests(None).iter().filter(|asked| asked.is_watch()).count(), 1);
+    assert_eq!(watched_pods.requests(None).iter().filter(|request| request.is_watch()).count(), 1);
     Ok(())
 }

@@ -63,17 +63,20 @@ impl Agent {
     /// difference.
     pub fn explain(&self, arrival: &Arrival) -> Result<Explanation> {
         let Arrival { interface, port, .. } = arrival;
-        let said = self.said(arrival, port.as_ref().or(interface.as_ref()))?;
+        let explanation = self.explain_at(arrival, port.as_ref().or(interface.as_ref()))?;
         let pods = &self.pods;
         let own = |pod: &&Pod| pod.ips.contains(&arrival.source) && pod.port() == port.as_deref();
         if port.is_some() && pods.iter().any(|pod| own(&pod)) {
-            let by_bridge = self.said(arrival, interface.as_ref())?;
-            ensure!(by_bridge == said, "by the bridge: {by_bridge:?}; by the port: {said:?}");
+            let by_bridge = self.explain_at(arrival, interface.as_ref())?;
+            ensure!(
+                by_bridge == explanation,
+                "by the bridge: {by_bridge:?}; by the port: {explanation:?}"
+            );
         }
-        Ok(said)
+        Ok(explanation)
     }
 
-    fn said(&self, arrival: &Arrival, link: Option<&String>) -> Result<Explanation> {
+    fn explain_at(&self, arrival: &Arrival, link: Option<&String>) -> Result<Explanation> {
         let link = link.map(|link| format!("@{link}")).unwrap_or_default();
         let protocol = PROTOCOLS
             .iter()

@@ -18,7 +18,7 @@ pub struct Port<'a> {
 
 /// What leads to a service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FrontendKind {
     ClusterIp,
     NodePort,
     LoadBalancerIp,
@@ -95,7 +95,7 @@ impl Port<'_> {
     }
 
     /// The addresses that lead here, each of its kind.
-    pub fn addresses(&self) -> Vec<(Kind, IpAddr)> {
+    pub fn addresses(&self) -> Vec<(FrontendKind, IpAddr)> {
         let spec = &self.service["spec"];
         let ingress = self.service["status"]["loadBalancer"]["ingress"].as_array();
         let vip = |entry: &&Value| entry["ipMode"].is_null() || entry["ipMode"] == "VIP";
@@ -104,9 +104,9 @@ impl Port<'_> {
         let of =
             |kind, ips: Vec<IpAddr>| ips.into_iter().map(move |ip| (kind, ip)).collect::<Vec<_>>();
         [
-            of(Kind::ClusterIp, addresses(&spec["clusterIPs"])),
-            of(Kind::LoadBalancerIp, of_balancer.collect()),
-            of(Kind::ExternalIp, addresses(&spec["externalIPs"])),
+            of(FrontendKind::ClusterIp, addresses(&spec["clusterIPs"])),
+            of(FrontendKind::LoadBalancerIp, of_balancer.collect()),
+            of(FrontendKind::ExternalIp, addresses(&spec["externalIPs"])),
         ]
         .concat()
     }
@@ -127,7 +127,7 @@ impl Port<'_> {
     }
 
     /// Of two that claim one address and port, the smaller one has it.
-    pub fn rank(&self, kind: Kind) -> impl Ord + use<> {
+    pub fn rank(&self, kind: FrontendKind) -> impl Ord + use<> {
         let metadata = &self.service["metadata"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let created = text(&metadata["creationTimestamp"]);

@@ -23,7 +23,7 @@ pub type Fates = BTreeSet<(ReadFate, bool)>;
 pub fn compare(
     reader: &Reader,
     arrival: &Arrival,
-    said: &Explanation,
+    output: &Explanation,
 ) -> Result<BTreeMap<ReadEnd, f64>> {
     let ends = reader.walk(arrival).context("the rules cannot be read")?;
     let sum: f64 = ends.values().sum();
@@ -32,7 +32,7 @@ pub fn compare(
     for (end, share) in &ends {
         *shares.entry((end.fate, end.masqueraded)).or_default() += share;
     }
-    let wanted = wanted(arrival, said, reader)?;
+    let wanted = wanted(arrival, output, reader)?;
     let found: Fates = shares.keys().copied().collect();
     ensure!(found == wanted, "the rules do {found:?}, explain says {wanted:?}");
     for (fate, share) in &shares {
@@ -54,23 +54,23 @@ pub fn fates(ends: &BTreeMap<ReadEnd, f64>) -> Fates {
 /// Fates, and whether the source is replaced, by what `explain` says.
 fn wanted(
     arrival: &Arrival,
-    said: &Explanation,
+    output: &Explanation,
     reader: &Reader,
 ) -> Result<BTreeSet<(ReadFate, bool)>> {
-    Ok(match said.verdict {
-        PacketVerdict::Reject => BTreeSet::from([(ReadFate::Reject, said.masquerade)]),
-        PacketVerdict::Drop => BTreeSet::from([(ReadFate::Drop, said.masquerade)]),
+    Ok(match output.verdict {
+        PacketVerdict::Reject => BTreeSet::from([(ReadFate::Reject, output.masquerade)]),
+        PacketVerdict::Drop => BTreeSet::from([(ReadFate::Drop, output.masquerade)]),
         // No other proxy has rules here, and what it does not translate is dropped in a range.
         PacketVerdict::Foreign => {
-            let is_checked = said.steps.iter().any(|step| step.why.contains("is dropped"));
+            let is_checked = output.steps.iter().any(|step| step.why.contains("is dropped"));
             let fate = if is_checked { ReadFate::Drop } else { ReadFate::Untouched };
             BTreeSet::from([(fate, false)])
         }
-        PacketVerdict::Untouched => BTreeSet::from([(ReadFate::Untouched, said.masquerade)]),
+        PacketVerdict::Untouched => BTreeSet::from([(ReadFate::Untouched, output.masquerade)]),
         PacketVerdict::Unknown => bail!("no kernel is asked, so none rejects anything"),
         PacketVerdict::Forward => {
-            ensure!(!said.endpoints.is_empty(), "forwarded to nobody");
-            let tells = |words: &str| said.steps.iter().any(|step| step.what.starts_with(words));
+            ensure!(!output.endpoints.is_empty(), "forwarded to nobody");
+            let tells = |words: &str| output.steps.iter().any(|step| step.what.starts_with(words));
             let itself = tells("if the chosen endpoint is the sender itself");
             let stays = tells("if the chosen endpoint is on this host's network");
             let fate = |endpoint: &String| -> Result<_> {
@@ -78,11 +78,11 @@ fn wanted(
                 let masqueraded = match at.ip() {
                     ip if itself && ip == arrival.source => true,
                     ip if stays && reader.is_own(ip) => false,
-                    _ => said.masquerade,
+                    _ => output.masquerade,
                 };
                 Ok((ReadFate::Forward(at), masqueraded))
             };
-            said.endpoints.iter().map(fate).collect::<Result<_>>()?
+            output.endpoints.iter().map(fate).collect::<Result<_>>()?
         }
     })
 }
@@ -91,14 +91,15 @@ fn wanted(
 /// of the service port leads to the endpoint that the client had, or to any where that one is not
 /// among the frontend's; and no other service is different for it.
 pub fn remembers(world: &World, agent: &Agent, reader: &Reader, arrival: &Arrival) -> Result<()> {
-    let (said, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
-    let sticky = said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
+    let (output, ends) = (agent.explain(arrival)?, reader.walk(arrival)?);
+    let sticky =
+        output.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
     for end in ends.keys() {
         let ReadFate::Forward(had) = end.fate else { continue };
         ensure!(sticky != end.packet.memory.is_empty(), "remembered: {:?}", end.packet.memory);
         for again in others(world, arrival) {
             let next = agent.explain(&again)?;
-            let same = next.service == said.service && again.protocol == arrival.protocol;
+            let same = next.service == output.service && again.protocol == arrival.protocol;
             let ends = reader.walk_again(&again, &end.packet)?;
             let mut wanted = fates(&reader.walk(&again)?);
             if same && sticky && next.endpoints.contains(&had.to_string()) {

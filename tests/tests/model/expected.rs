@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::cluster::{Endpoint, Kind, Port, ports, within};
+use super::cluster::{Endpoint, FrontendKind, Port, ports, within};
 use super::place::HERE;
 use super::world::World;
 use denizen_tests::oracle::reader::{Arrival, ReadFate};
@@ -90,7 +90,8 @@ impl<'a> PacketQuestion<'a> {
             return self.through(kind, port);
         }
         let cluster_ips = ports(self.world, self.v4).into_iter().flat_map(|port| port.addresses());
-        let is_cluster_ip = cluster_ips.into_iter().any(|address| address == (Kind::ClusterIp, ip));
+        let is_cluster_ip =
+            cluster_ips.into_iter().any(|address| address == (FrontendKind::ClusterIp, ip));
         let mut ranges =
             self.world.ranges.iter().flat_map(|range| range["spec"]["cidrs"].as_array());
         let in_range = ranges.any(|cidrs| {
@@ -99,7 +100,7 @@ impl<'a> PacketQuestion<'a> {
         let fate = match (is_cluster_ip, in_range, self.node_port()) {
             (true, ..) => ReadFate::Reject,
             (false, true, _) => ReadFate::Drop,
-            (false, false, Some(port)) => return self.through(Kind::NodePort, port),
+            (false, false, Some(port)) => return self.through(FrontendKind::NodePort, port),
             (false, false, None) => ReadFate::Untouched,
         };
         BTreeSet::from([(fate, false)])
@@ -109,7 +110,7 @@ impl<'a> PacketQuestion<'a> {
     ///
     /// Unlike kube-proxy, whose last one written wins: cluster IPs win over load balancer IPs,
     /// those over external IPs; then the older service wins, then the first by name.
-    fn winner(&self, frontend: FrontendTuple) -> Option<(Kind, Port<'a>)> {
+    fn winner(&self, frontend: FrontendTuple) -> Option<(FrontendKind, Port<'a>)> {
         let all = ports(self.world, self.v4).into_iter();
         let frontends = all
             .flat_map(|port| frontends(port).into_iter().map(move |(kind, at)| (kind, at, port)));
@@ -158,27 +159,32 @@ impl<'a> PacketQuestion<'a> {
         [of("InternalIP"), of("ExternalIP")].concat()
     }
 
-    fn through(&self, kind: Kind, port: Port<'_>) -> BTreeSet<(ReadFate, bool)> {
-        if kind == Kind::LoadBalancerIp && !self.may_enter(port) {
+    fn through(&self, kind: FrontendKind, port: Port<'_>) -> BTreeSet<(ReadFate, bool)> {
+        if kind == FrontendKind::LoadBalancerIp && !self.may_enter(port) {
             return BTreeSet::from([(ReadFate::Drop, false)]);
         }
         let all = port.endpoints(self.world, self.v4);
         let cluster = self.cluster_set(&all);
         let local = one_of(&all, |endpoint| endpoint.local);
-        let external_local = kind != Kind::ClusterIp && port.is_local("externalTrafficPolicy");
+        let external_local =
+            kind != FrontendKind::ClusterIp && port.is_local("externalTrafficPolicy");
         let stays = match kind {
-            Kind::ClusterIp => port.is_local("internalTrafficPolicy"),
-            Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp => {
+            FrontendKind::ClusterIp => port.is_local("internalTrafficPolicy"),
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
                 external_local && self.sender == Sender::Other
             }
         };
         let chosen = if stays { &local } else { &cluster };
         let masquerade = match kind {
-            Kind::ClusterIp => self.has_flag("--masquerade-all") || !self.counts_as_local(),
-            Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp if external_local => {
+            FrontendKind::ClusterIp => self.has_flag("--masquerade-all") || !self.counts_as_local(),
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp
+                if external_local =>
+            {
                 !stays && !self.counts_as_local()
             }
-            Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp => true,
+            FrontendKind::NodePort | FrontendKind::LoadBalancerIp | FrontendKind::ExternalIp => {
+                true
+            }
         };
         if chosen.is_empty() {
             let elsewhere = stays && !cluster.is_empty();
@@ -225,15 +231,18 @@ impl<'a> PacketQuestion<'a> {
             let (cluster, local) =
                 (self.cluster_set(&all), one_of(&all, |endpoint| endpoint.local));
             let used = match kind {
-                Kind::ClusterIp if port.is_local("internalTrafficPolicy") => local,
-                Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp
+                FrontendKind::ClusterIp if port.is_local("internalTrafficPolicy") => local,
+                FrontendKind::NodePort
+                | FrontendKind::LoadBalancerIp
+                | FrontendKind::ExternalIp
                     if port.is_local("externalTrafficPolicy") =>
                 {
                     [cluster, local].concat()
                 }
-                Kind::ClusterIp | Kind::NodePort | Kind::LoadBalancerIp | Kind::ExternalIp => {
-                    cluster
-                }
+                FrontendKind::ClusterIp
+                | FrontendKind::NodePort
+                | FrontendKind::LoadBalancerIp
+                | FrontendKind::ExternalIp => cluster,
             };
             used.iter().any(|at| at.ip() == address && all[at].local)
         })
@@ -273,10 +282,11 @@ impl<'a> PacketQuestion<'a> {
 type FrontendTuple = (Option<IpAddr>, u8, u16);
 
 /// Everything that leads to a service port.
-fn frontends(port: Port<'_>) -> Vec<(Kind, FrontendTuple)> {
+fn frontends(port: Port<'_>) -> Vec<(FrontendKind, FrontendTuple)> {
     let (protocol, number) = (port.protocol(), port.number("port").unwrap_or_default());
     let own = port.addresses().into_iter().map(|(kind, ip)| (kind, (Some(ip), protocol, number)));
-    let at_node = port.number("nodePort").map(|number| (Kind::NodePort, (None, protocol, number)));
+    let at_node =
+        port.number("nodePort").map(|number| (FrontendKind::NodePort, (None, protocol, number)));
     own.chain(at_node).collect()
 }
 

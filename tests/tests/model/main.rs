@@ -88,16 +88,16 @@ fn check(world: &World, agent: &Agent, met: &Met) -> Result<()> {
     let own: Vec<_> = world.addresses.iter().map(|(address, _)| *address).collect();
     let reader = Reader::new(&agent.rules, &own)?;
     for arrival in &world.packets {
-        let said = agent.explain(arrival)?;
+        let output = agent.explain(arrival)?;
         let check = || {
-            let found = fates(&compare(&reader, arrival, &said)?);
+            let found = fates(&compare(&reader, arrival, &output)?);
             let (wanted, local) = expected(world, arrival);
-            ensure!(said.local == local, "kube-proxy would say: from a local pod: {local}");
+            ensure!(output.local == local, "kube-proxy would say: from a local pod: {local}");
             ensure!(found == wanted, "the rules do {found:?}, kube-proxy would do {wanted:?}");
             Ok(())
         };
-        check().with_context(|| format!("{arrival:?}\nexplain:\n{said}"))?;
-        let key = (format!("{:?}", said.verdict), said.masquerade, said.local);
+        check().with_context(|| format!("{arrival:?}\nexplain:\n{output}"))?;
+        let key = (format!("{:?}", output.verdict), output.masquerade, output.local);
         *met.borrow_mut().entry(key).or_default() += 1;
     }
     let first = &world.packets[0];

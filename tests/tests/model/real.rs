@@ -97,37 +97,37 @@ fn flows(world: &World, agent: &Agent) -> Result<Vec<FlowRow>> {
     let mut flows = Vec::new();
     let mut seen = BTreeSet::new();
     for arrival in &world.packets {
-        let said = agent.explain(arrival)?;
+        let output = agent.explain(arrival)?;
         let own = world.addresses.iter().any(|(ip, _)| *ip == arrival.destination.ip());
         // The way to an address of nobody's here leads past the node.
-        if [Said::Untouched, Said::Foreign].contains(&said.verdict) && !own {
+        if [Said::Untouched, Said::Foreign].contains(&output.verdict) && !own {
             continue;
         }
         let sticky =
-            said.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
+            output.service.as_ref().and_then(|name| service(world, name)).is_some_and(is_sticky);
         // What one frontend makes a client remember would change what another does.
-        let of_client = (sticky && said.verdict == Said::Forward)
-            .then_some((said.service.clone(), arrival.source));
+        let of_client = (sticky && output.verdict == Said::Forward)
+            .then_some((output.service.clone(), arrival.source));
         let alike = match of_client {
             Some((service, source)) => (service, source, None, arrival.protocol),
             None => (None, arrival.source, Some(arrival.destination), arrival.protocol),
         };
         if seen.insert(alike) && flows.len() < PACKETS {
-            flows.push(flow(world, arrival, &said, sticky)?);
+            flows.push(flow(world, arrival, &output, sticky)?);
         }
     }
     Ok(flows)
 }
 
-fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> Result<FlowRow> {
+fn flow(world: &World, arrival: &Arrival, output: &Explanation, sticky: bool) -> Result<FlowRow> {
     let name = PROTOCOLS
         .iter()
         .find(|(_, number)| *number == arrival.protocol)
         .map_or("", |(name, _)| name);
     let protocol: Protocol = name.parse()?;
-    let endpoints = match said.verdict {
+    let endpoints = match output.verdict {
         Said::Forward => {
-            let each = said.endpoints.iter().map(|endpoint| Ok(endpoint.parse()?));
+            let each = output.endpoints.iter().map(|endpoint| Ok(endpoint.parse()?));
             FlowVerdict::Forward(each.collect::<Result<_>>()?)
         }
         Said::Reject => FlowVerdict::Nobody(Nobody::Reject),
@@ -144,7 +144,7 @@ fn flow(world: &World, arrival: &Arrival, said: &Explanation, sticky: bool) -> R
         dest_port: arrival.destination.port(),
         expect: FlowExpectation {
             endpoints,
-            masq: said.masquerade,
+            masq: output.masquerade,
             sticky: sticky.then_some(json!(true)),
         },
         backends: None,

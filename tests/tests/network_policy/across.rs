@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use denizen_tests::desk::{Desk, agent_program};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::Protocol;
@@ -21,14 +20,15 @@ use denizen_tests::policy::{
     ingress_allowed,
 };
 use denizen_tests::random::{self, Draw};
+use denizen_tests::workstation::{Workstation, agent_program};
 use proptest::collection::vec;
 use proptest::prelude::any;
 use proptest::strategy::Strategy;
 use serde_json::{Value, json};
 
 use crate::case::{PROTOCOLS, full};
-use crate::hosts::{Hosts, PORTS, Place, nine};
-use crate::judged::{Planned, at_once};
+use crate::evaluated::{Planned, at_once};
+use crate::hosts::{Hosts, PORTS, PodLocation, nine};
 use crate::play::Play;
 use crate::random::{Cluster, played};
 
@@ -57,10 +57,10 @@ impl Hosts for ThreeNodes {
         (1..).zip(&NODES).map(node).collect()
     }
 
-    fn add(&mut self, namespace: &str, name: &str) -> Result<Place> {
+    fn add(&mut self, namespace: &str, name: &str) -> Result<PodLocation> {
         let (at, number) = (self.given % NODES.len(), self.given + 1);
         self.given += 1;
-        Ok(Place {
+        Ok(PodLocation {
             node: NODES[at].to_owned(),
             uid: format!("uid-{namespace}-{name}"),
             addresses: [
@@ -86,9 +86,9 @@ struct RoutedWorld {
 
 impl RoutedWorld {
     /// The service that is asked for.
-    fn service(&self) -> AskedService {
+    fn service(&self) -> TestedService {
         let draw = usize::from(self.draw);
-        AskedService { protocol: PROTOCOLS[draw % 3], family: draw / 3 % 2 }
+        TestedService { protocol: PROTOCOLS[draw % 3], family: draw / 3 % 2 }
     }
 }
 
@@ -114,12 +114,12 @@ fn worlds(there: PolicyWorld) -> impl Strategy<Value = RoutedWorld> {
 
 /// A service for each protocol and family.
 #[derive(Debug, Clone, Copy)]
-struct AskedService {
+struct TestedService {
     protocol: Protocol,
     family: usize,
 }
 
-impl AskedService {
+impl TestedService {
     fn all() -> impl Iterator<Item = Self> {
         PROTOCOLS.into_iter().flat_map(|protocol| [0, 1].map(|family| Self { protocol, family }))
     }
@@ -179,7 +179,7 @@ impl Agents {
     }
 
     /// What the agent of a node says to a request.
-    fn said(&self, node: &str, request: &Value) -> Result<Value> {
+    fn answer(&self, node: &str, request: &Value) -> Result<Value> {
         let planned = self.nodes.get(node).context("no such node")?;
         if let Some(query) = request.get("explain") {
             let end = |key: &str| query[key].as_str().context("no end");
@@ -192,28 +192,29 @@ impl Agents {
     }
 }
 
-/// A desk from which all nodes' agents are asked, whatever these are at the time.
-fn desk(world: &PolicyWorld, agents: &Arc<Mutex<Agents>>) -> Result<Desk> {
-    let desk = Desk::new("across")?;
+/// A workstation from which all nodes' agents are asked, whatever these are at the time.
+fn workstation(world: &PolicyWorld, agents: &Arc<Mutex<Agents>>) -> Result<Workstation> {
+    let workstation = Workstation::new("across")?;
     for node in &world.nodes {
-        desk.node(&node.name, &node.addresses[0].to_string())?;
-        desk.agent(&node.name, &json!({ "running": {} }), &[])?;
+        workstation.node(&node.name, &node.addresses[0].to_string())?;
+        workstation.agent(&node.name, &json!({ "running": {} }), &[])?;
     }
-    desk.api.put_all(&world.manifests())?;
-    AskedService::all().try_for_each(|service| desk.api.put_all(&service.objects(world)))?;
+    workstation.api.put_all(&world.manifests())?;
+    TestedService::all()
+        .try_for_each(|service| workstation.api.put_all(&service.objects(world)))?;
     let agents = agents.clone();
-    desk.execute(move |node, _| {
+    workstation.execute(move |node, _| {
         let (agents, node) = (agents.clone(), node.to_owned());
         let answer = move |request: &Value| {
             let agents = agents.lock().unwrap_or_else(PoisonError::into_inner);
-            match agents.said(&node, request) {
+            match agents.answer(&node, request) {
                 Ok(answer) => json!({ "answer": answer }),
                 Err(error) => json!({ "error": format!("{error:#}") }),
             }
         };
         Execution::relays(answer)
     });
-    Ok(desk)
+    Ok(workstation)
 }
 
 /// Who ends a connection, in the packet's order.
@@ -238,10 +239,10 @@ impl EndedBy {
         }
     }
 
-    /// What is said of a way.
-    fn said(way: &Value) -> Result<Self> {
+    /// What `kubectl denizen explain` says of a path.
+    fn of_kubectl(path: &Value) -> Result<Self> {
         let is = |side: &str, results: &[&str]| {
-            results.iter().any(|result| way[side]["result"] == *result)
+            results.iter().any(|result| path[side]["result"] == *result)
         };
         let found = match () {
             () if is("egress", &["refused"]) => Self::Egress,
@@ -251,7 +252,7 @@ impl EndedBy {
             () => Self::Nobody,
         };
         let verdict = if found == Self::Nobody { "permitted" } else { "refused" };
-        ensure!(way["verdict"] == verdict, "{way:#}");
+        ensure!(path["verdict"] == verdict, "{path:#}");
         Ok(found)
     }
 }
@@ -307,22 +308,26 @@ fn names_who_decides(
 }
 
 /// Asks about one service from a pod of the first node.
-fn asked(desk: &Desk, routed: &RoutedWorld, counts: &mut BTreeMap<EndedBy, usize>) -> Result<()> {
-    let service @ AskedService { protocol, family } = routed.service();
+fn explained(
+    workstation: &Workstation,
+    routed: &RoutedWorld,
+    counts: &mut BTreeMap<EndedBy, usize>,
+) -> Result<()> {
+    let service @ TestedService { protocol, family } = routed.service();
     let pods = &routed.world.pods;
     let senders: Vec<_> = pods.iter().filter(|pod| pod.spec.node_name == NODES[0]).collect();
     let sender = senders[usize::from(routed.draw) / 6 % senders.len()];
     let from = full(&sender.metadata);
     let to = format!("default/{}:{PORT}/{protocol}", service.name()).to_lowercase();
-    let said = desk.run(&["explain", &from, &to, "-o", "json"])?;
-    let json = said.json()?;
-    let ways = json["ways"].as_array().context("no ways")?;
-    ensure!(ways.len() == pods.len() - senders.len(), "{said:#?}");
+    let output = workstation.run(&["explain", &from, &to, "-o", "json"])?;
+    let json = output.json()?;
+    let paths = json["ways"].as_array().context("no ways")?;
+    ensure!(paths.len() == pods.len() - senders.len(), "{output:#?}");
     let mut verdicts = BTreeSet::new();
-    for way in ways {
-        let name = way["pod"].as_str().context("no pod")?;
+    for path in paths {
+        let name = path["pod"].as_str().context("no pod")?;
         let pod = pods.iter().find(|pod| full(&pod.metadata) == name).context("no such pod")?;
-        ensure!(way["node"] == *pod.spec.node_name, "{way:#}");
+        ensure!(path["node"] == *pod.spec.node_name, "{path:#}");
         let packet = PolicyPacket {
             from: sender.status.pod_ips[family].ip,
             to: pod.status.pod_ips[family].ip,
@@ -330,10 +335,11 @@ fn asked(desk: &Desk, routed: &RoutedWorld, counts: &mut BTreeMap<EndedBy, usize
         };
         let there = NODES.iter().position(|node| *node == pod.spec.node_name);
         let nodes = [0, there.context("no such node")?];
-        let (expected, found) = (EndedBy::expected(routed, packet, nodes), EndedBy::said(way)?);
-        ensure!(found == expected, "{packet:?}: expected {expected:?}: {way:#}");
+        let (expected, found) =
+            (EndedBy::expected(routed, packet, nodes), EndedBy::of_kubectl(path)?);
+        ensure!(found == expected, "{packet:?}: expected {expected:?}: {path:#}");
         for (direction, pod) in [("egress", &*from), ("ingress", name)] {
-            names_who_decides(&routed.world, packet, direction, &way[direction], pod)?;
+            names_who_decides(&routed.world, packet, direction, &path[direction], pod)?;
         }
         verdicts.insert(expected == EndedBy::Nobody);
         *counts.entry(expected).or_default() += 1;
@@ -344,30 +350,30 @@ fn asked(desk: &Desk, routed: &RoutedWorld, counts: &mut BTreeMap<EndedBy, usize
         (false, _) => "refused",
     };
     ensure!(json["verdict"] == verdict, "{json:#}");
-    ensure!(said.code == i32::from(verdict != "permitted"), "{said:#?}");
+    ensure!(output.code == i32::from(verdict != "permitted"), "{output:#?}");
     Ok(())
 }
 
-/// A desk from which the real agents of both nodes are asked.
-pub fn real(play: &Play, world: &PolicyWorld) -> Result<Desk> {
-    let desk = Desk::new("across-real")?;
+/// A workstation from which the real agents of both nodes are asked.
+pub fn real(play: &Play, world: &PolicyWorld) -> Result<Workstation> {
+    let workstation = Workstation::new("across-real")?;
     let mut nodes = Vec::new();
     for host in &play.nodes.hosts {
         let name = &host.node.name;
-        desk.node(name, &host.node.addresses[0].to_string())?;
+        workstation.node(name, &host.node.addresses[0].to_string())?;
         let flags = [format!("--run-dir={}", host.run_dir.display())];
-        desk.agent(name, &json!({ "running": {} }), &flags)?;
+        workstation.agent(name, &json!({ "running": {} }), &flags)?;
         nodes.push((name.clone(), host.netns.path()));
     }
-    desk.execute_on_nodes(agent_program()?, nodes);
-    desk.api.put_all(&world.manifests())?;
-    desk.api.put_all(&play.services(world))?;
-    Ok(desk)
+    workstation.execute_on_nodes(agent_program()?, nodes);
+    workstation.api.put_all(&world.manifests())?;
+    workstation.api.put_all(&play.services(world))?;
+    Ok(workstation)
 }
 
 /// Whether it says of some connections to services what the oracle says, as packets do. Which ones
 /// follows from the number of the world.
-pub fn agrees(desk: &Desk, world: &PolicyWorld, number: usize) -> Result<()> {
+pub fn agrees(workstation: &Workstation, world: &PolicyWorld, number: usize) -> Result<()> {
     const CONNECTIONS: usize = 3;
     let pods = &world.pods;
     for at in number..number + CONNECTIONS {
@@ -377,13 +383,14 @@ pub fn agrees(desk: &Desk, world: &PolicyWorld, number: usize) -> Result<()> {
         let (protocol, port) = (PROTOCOLS[at % 3], PORTS[at / 3 % 2]);
         let service = full(&to.metadata).replace('/', "-");
         let to_service = format!("default/{service}:{port}/{protocol}").to_lowercase();
-        let said = desk.run(&["explain", &full(&from.metadata), &to_service, "-o", "json"])?;
-        let json = said.json()?;
-        let way = &json["ways"][0];
-        let target: SocketAddr = way["endpoint"]
+        let output =
+            workstation.run(&["explain", &full(&from.metadata), &to_service, "-o", "json"])?;
+        let json = output.json()?;
+        let path = &json["ways"][0];
+        let target: SocketAddr = path["endpoint"]
             .as_str()
             .and_then(|end| end.rsplit_once('/')?.0.parse().ok())
-            .with_context(|| format!("no endpoint: {said:#?}"))?;
+            .with_context(|| format!("no endpoint: {output:#?}"))?;
         let ends = from.status.pod_ips.iter().zip(&to.status.pod_ips);
         let ends = ends.map(|(from, to)| (from.ip, to.ip)).find(|(_, to)| *to == target.ip());
         let (from_ip, to_ip) = ends.with_context(|| format!("not its endpoint: {json:#}"))?;
@@ -391,8 +398,8 @@ pub fn agrees(desk: &Desk, world: &PolicyWorld, number: usize) -> Result<()> {
         let packet = PolicyPacket { from: from_ip, to: to_ip, transport };
         let verdict = if allowed(world, packet) { "permitted" } else { "refused" };
         ensure!(json["verdict"] == verdict, "{packet:?}: {verdict}, but {json:#}");
-        ensure!(way["node"] == *to.spec.node_name, "{json:#}");
-        ensure!(said.code == i32::from(verdict != "permitted"), "{said:#?}");
+        ensure!(path["node"] == *to.spec.node_name, "{json:#}");
+        ensure!(output.code == i32::from(verdict != "permitted"), "{output:#?}");
     }
     Ok(())
 }
@@ -401,12 +408,12 @@ pub fn agrees(desk: &Desk, world: &PolicyWorld, number: usize) -> Result<()> {
 fn explain_across_nodes_says_what_the_oracle_says() -> Result<()> {
     let there = nine(&mut ThreeNodes::default())?;
     let agents = Arc::default();
-    let desk = desk(&there, &agents)?;
+    let workstation = workstation(&there, &agents)?;
     let counts = RefCell::new(BTreeMap::new());
     random::play(WORLDS, random::seed()?, Duration::ZERO, worlds(there), |routed| {
         let now = Agents::of(routed)?;
         *agents.lock().map_err(|_| anyhow!("an answer failed"))? = now;
-        asked(&desk, routed, &mut counts.borrow_mut())
+        explained(&workstation, routed, &mut counts.borrow_mut())
     })?;
     let counts = counts.into_inner();
     eprintln!("{counts:?}");

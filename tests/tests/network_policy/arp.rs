@@ -99,16 +99,16 @@ fn a_pod_announces_its_own_address_and_may_ask_before_it_takes_one() -> Result<(
         let message = [&message, marker.as_bytes()].concat();
         frame::frame(ether, frame::BROADCAST, &[], frame::ARP, &message)
     };
-    let said = [
+    let output = [
         ("an announcement", says(mac, mac, own.octets(), "an announcement"), true),
         ("a question", says(mac, mac, [0; 4], "a question"), true),
         ("from elsewhere", says(other, mac, own.octets(), "from elsewhere"), false),
         ("of another", says(mac, other, own.octets(), "of another"), false),
     ];
-    said.iter().try_for_each(|(_, frame, _)| from.send(frame))?;
-    let names: Vec<_> = said.iter().map(|(name, ..)| (*name).to_owned()).collect();
+    output.iter().try_for_each(|(_, frame, _)| from.send(frame))?;
+    let names: Vec<_> = output.iter().map(|(name, ..)| (*name).to_owned()).collect();
     let heard = to.heard(&names, Duration::from_secs(1))?;
-    for (number, (name, _, arrives)) in said.iter().enumerate() {
+    for (number, (name, _, arrives)) in output.iter().enumerate() {
         ensure!(heard.contains(&number) == *arrives, "{name}: {heard:?}");
     }
     assert_eq!(spoofed(&agent)?, 2);

@@ -110,7 +110,7 @@ impl Case {
     /// # Panics
     /// When nothing was changed yet.
     #[must_use]
-    pub fn judged(mut self) -> Self {
+    pub fn expect_oracle(mut self) -> Self {
         let step = self.steps.last_mut().expect("something was changed");
         step.expected = all_ports().collect();
         self

@@ -19,34 +19,34 @@ use denizen_tests::policy::{
 use serde_json::{Value, json};
 
 use self::houses::{number_of, world};
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 
 /// A house is a namespace with two pods, each on another node.
 type House = char;
 /// A protocol and a port.
-type At = (Protocol, u16);
+type ProtocolPort = (Protocol, u16);
 
 const HOUSES: [House; 4] = ['G', 'S', 'H', 'R'];
 const LABEL: &str = "conformance-house";
 
-const T80: At = (Tcp, 80);
-const T81: At = (Tcp, 81);
-const U80: At = (Udp, 80);
-const U81: At = (Udp, 81);
-const S80: At = (Sctp, 80);
+const T80: ProtocolPort = (Tcp, 80);
+const T81: ProtocolPort = (Tcp, 81);
+const U80: ProtocolPort = (Udp, 80);
+const U81: ProtocolPort = (Udp, 81);
+const S80: ProtocolPort = (Sctp, 80);
 
 /// The other port of the protocol.
-fn other((protocol, port): At) -> At {
+fn other((protocol, port): ProtocolPort) -> ProtocolPort {
     (protocol, 161 - port)
 }
 
-/// Who says whether packets pass.
-trait Judge {
+/// Checks whether packets pass as expected.
+trait Verifier {
     /// The pods, and no policy.
     fn world(&self) -> PolicyWorld;
 
     /// What is otherwise than expected.
-    fn judge(
+    fn verify(
         &mut self,
         world: &PolicyWorld,
         expected: &[(PolicyPacket, bool)],
@@ -56,20 +56,20 @@ trait Judge {
 /// The oracle, the plans and their rules.
 struct OnPaper;
 
-impl Judge for OnPaper {
+impl Verifier for OnPaper {
     fn world(&self) -> PolicyWorld {
         world()
     }
 
-    fn judge(
+    fn verify(
         &mut self,
         world: &PolicyWorld,
         expected: &[(PolicyPacket, bool)],
     ) -> Result<Vec<String>> {
-        let judged = Judged::new(world)?;
+        let evaluated = EvaluatedWorld::new(world)?;
         let mut wrong = Vec::new();
         for (packet, passes) in expected {
-            if judged.passes(*packet)? != *passes {
+            if evaluated.passes(*packet)? != *passes {
                 wrong.push(format!("{packet:?} passes: {}", !passes));
             }
         }
@@ -81,14 +81,14 @@ fn house(house: House) -> Value {
     json!({ "namespaces": { "matchLabels": { LABEL: house.to_string() } } })
 }
 
-fn port((protocol, number): At) -> Value {
+fn port((protocol, number): ProtocolPort) -> Value {
     let name = protocol.to_string().to_lowercase();
     json!({ name: { "destinationPort": { "number": number } } })
 }
 
 /// A rule about one peer, `from` or `to`, at these ports or all.
-fn rule(action: &str, way: &str, peer: Value, ports: &[At]) -> Value {
-    let mut rule = json!({ "action": action, way: [peer] });
+fn rule(action: &str, side: &str, peer: Value, ports: &[ProtocolPort]) -> Value {
+    let mut rule = json!({ "action": action, side: [peer] });
     if !ports.is_empty() {
         rule["protocols"] = ports.iter().map(|at| port(*at)).collect();
     }
@@ -97,7 +97,7 @@ fn rule(action: &str, way: &str, peer: Value, ports: &[At]) -> Value {
 
 /// A world, and what is expected of it as it is now.
 struct Conformance<'a> {
-    judge: &'a mut dyn Judge,
+    verifier: &'a mut dyn Verifier,
     world: PolicyWorld,
     expected: Vec<(PolicyPacket, bool)>,
     wrong: Vec<String>,
@@ -105,9 +105,9 @@ struct Conformance<'a> {
 }
 
 impl<'a> Conformance<'a> {
-    fn new(judge: &'a mut dyn Judge) -> Self {
-        let world = judge.world();
-        Self { judge, world, expected: Vec::new(), wrong: Vec::new(), count: 0 }
+    fn new(verifier: &'a mut dyn Verifier) -> Self {
+        let world = verifier.world();
+        Self { verifier, world, expected: Vec::new(), wrong: Vec::new(), count: 0 }
     }
 
     fn put(&mut self, policy: ClusterNetworkPolicy) -> Result<()> {
@@ -119,7 +119,7 @@ impl<'a> Conformance<'a> {
 
     /// What was expected until now is judged before.
     fn change(&mut self, change: impl FnOnce(&mut PolicyWorld)) -> Result<()> {
-        self.judge()?;
+        self.verify()?;
         change(&mut self.world);
         Ok(())
     }
@@ -130,7 +130,7 @@ impl<'a> Conformance<'a> {
     }
 
     /// Between all pods of two houses, in both families.
-    fn expect(&mut self, from: House, to: House, at: At, passes: bool) {
+    fn expect(&mut self, from: House, to: House, at: ProtocolPort, passes: bool) {
         for pods in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             self.expect_between((from, pods.0), (to, pods.1), at, passes);
         }
@@ -140,7 +140,7 @@ impl<'a> Conformance<'a> {
         &mut self,
         from: (House, usize),
         to: (House, usize),
-        (protocol, port): At,
+        (protocol, port): ProtocolPort,
         passes: bool,
     ) {
         for family in 0..2 {
@@ -150,17 +150,17 @@ impl<'a> Conformance<'a> {
         }
     }
 
-    fn judge(&mut self) -> Result<()> {
+    fn verify(&mut self) -> Result<()> {
         let expected = std::mem::take(&mut self.expected);
         if !expected.is_empty() {
             self.count += expected.len();
-            self.wrong.extend(self.judge.judge(&self.world, &expected)?);
+            self.wrong.extend(self.verifier.verify(&self.world, &expected)?);
         }
         Ok(())
     }
 
     fn end(mut self) -> Result<()> {
-        self.judge()?;
+        self.verify()?;
         ensure!(self.wrong.is_empty(), "{}", self.wrong.join("\n"));
         ensure!(self.count > 0, "nothing was asked");
         Ok(())
@@ -169,20 +169,20 @@ impl<'a> Conformance<'a> {
 
 /// One direction of one of the suite's tests A and B.
 #[derive(Clone, Copy)]
-struct Gress<'a> {
+struct DirectionTest<'a> {
     is_ingress: bool,
     n: House,
     x: House,
     y: House,
-    p: &'a [At],
+    p: &'a [ProtocolPort],
     z: House,
-    q: &'a [At],
+    q: &'a [ProtocolPort],
 }
 
-impl Gress<'_> {
+impl DirectionTest<'_> {
     fn rules(&self, tier: &str) -> Vec<Value> {
-        let way = if self.is_ingress { "from" } else { "to" };
-        let rule = |action, peer, ports: &[At]| rule(action, way, house(peer), ports);
+        let side = if self.is_ingress { "from" } else { "to" };
+        let rule = |action, peer, ports: &[ProtocolPort]| rule(action, side, house(peer), ports);
         let mut rules = vec![rule("Accept", self.x, &[]), rule("Deny", self.x, &[])];
         let is_admin = tier == "Admin";
         rules.extend(is_admin.then(|| rule("Pass", self.x, &[])));
@@ -193,7 +193,13 @@ impl Gress<'_> {
         rules
     }
 
-    fn expect(&self, play: &mut Conformance<'_>, peer: House, ports: &[At], passes: bool) {
+    fn expect(
+        &self,
+        play: &mut Conformance<'_>,
+        peer: House,
+        ports: &[ProtocolPort],
+        passes: bool,
+    ) {
         let (from, to) = if self.is_ingress { (peer, self.n) } else { (self.n, peer) };
         ports.iter().for_each(|at| play.expect(from, to, *at, passes));
     }
@@ -205,61 +211,68 @@ impl Gress<'_> {
     }
 }
 
-fn others(ports: &[At]) -> Vec<At> {
+fn others(ports: &[ProtocolPort]) -> Vec<ProtocolPort> {
     ports.iter().map(|at| other(*at)).collect()
 }
 
-fn gress(judge: &mut dyn Judge, tier: &str, priority: u16, directions: &[Gress<'_>]) -> Result<()> {
-    let mut play = Conformance::new(judge);
+fn test_directions(
+    verifier: &mut dyn Verifier,
+    tier: &str,
+    priority: u16,
+    directions: &[DirectionTest<'_>],
+) -> Result<()> {
+    let mut play = Conformance::new(verifier);
     let n = directions[0].n;
     let put = |play: &mut Conformance<'_>, rules: &[Vec<Value>]| {
         let policy = ClusterNetworkPolicy::new(tier, priority, "gress", house(n));
-        let policy = directions.iter().zip(rules).fold(policy, |policy, (way, rules)| {
-            match way.is_ingress {
-                true => policy.ingress(rules.clone()),
-                false => policy.egress(rules.clone()),
-            }
+        let policy = directions.iter().zip(rules).fold(policy, |policy, (side, rules)| match side
+            .is_ingress
+        {
+            true => policy.ingress(rules.clone()),
+            false => policy.egress(rules.clone()),
         });
         play.put(policy)
     };
-    let mut rules: Vec<_> = directions.iter().map(|way| way.rules(tier)).collect();
+    let mut rules: Vec<_> = directions.iter().map(|side| side.rules(tier)).collect();
     put(&mut play, &rules)?;
-    for way in directions {
-        way.expect_of_x(&mut play, true);
-        way.expect(&mut play, way.z, way.q, true);
-        way.expect(&mut play, way.z, &others(way.q), false);
+    for side in directions {
+        side.expect_of_x(&mut play, true);
+        side.expect(&mut play, side.z, side.q, true);
+        side.expect(&mut play, side.z, &others(side.q), false);
     }
     rules.iter_mut().for_each(|rules| rules.swap(0, 1));
     put(&mut play, &rules)?;
-    for way in directions {
-        way.expect_of_x(&mut play, false);
-        way.expect(&mut play, way.y, way.p, false);
-        way.expect(&mut play, way.y, &others(way.p), true);
+    for side in directions {
+        side.expect_of_x(&mut play, false);
+        side.expect(&mut play, side.y, side.p, false);
+        side.expect(&mut play, side.y, &others(side.p), true);
     }
     if tier == "Admin" {
         rules.iter_mut().for_each(|rules| rules.swap(0, 2));
         put(&mut play, &rules)?;
-        directions.iter().for_each(|way| way.expect_of_x(&mut play, true));
+        directions.iter().for_each(|side| side.expect_of_x(&mut play, true));
         rules.iter_mut().for_each(|rules| rules.swap(3, 4));
         put(&mut play, &rules)?;
-        for way in directions {
-            way.expect(&mut play, way.y, way.p, true);
-            way.expect(&mut play, way.y, &others(way.p), true);
+        for side in directions {
+            side.expect(&mut play, side.y, side.p, true);
+            side.expect(&mut play, side.y, &others(side.p), true);
         }
     }
     play.end()
 }
 
 /// CNP{Admin,Baseline}Tier{Ingress,Egress}{TCP,UDP,SCTP}.
-fn of_one_direction_and_protocol(judge: &mut dyn Judge) -> Result<()> {
-    let tcp = Gress { is_ingress: true, n: 'G', x: 'R', y: 'S', p: &[T80], z: 'H', q: &[T80] };
-    let udp = Gress { n: 'H', p: &[U81], z: 'G', q: &[U80], ..tcp };
-    let sctp = Gress { n: 'R', x: 'G', p: &[S80], q: &[S80], ..tcp };
+fn of_one_direction_and_protocol(verifier: &mut dyn Verifier) -> Result<()> {
+    let tcp =
+        DirectionTest { is_ingress: true, n: 'G', x: 'R', y: 'S', p: &[T80], z: 'H', q: &[T80] };
+    let udp = DirectionTest { n: 'H', p: &[U81], z: 'G', q: &[U80], ..tcp };
+    let sctp = DirectionTest { n: 'R', x: 'G', p: &[S80], q: &[S80], ..tcp };
     for tier in ["Admin", "Baseline"] {
-        let egress = |way| Gress { is_ingress: false, ..way };
-        let all = [tcp, Gress { q: &[T81], ..egress(tcp) }, udp, egress(udp), sctp, egress(sctp)];
-        for (way, priority) in all.into_iter().zip(3..) {
-            let played = gress(judge, tier, priority, &[way]);
+        let egress = |side| DirectionTest { is_ingress: false, ..side };
+        let all =
+            [tcp, DirectionTest { q: &[T81], ..egress(tcp) }, udp, egress(udp), sctp, egress(sctp)];
+        for (side, priority) in all.into_iter().zip(3..) {
+            let played = test_directions(verifier, tier, priority, &[side]);
             played.with_context(|| format!("{tier}, {priority}"))?;
         }
     }
@@ -267,12 +280,12 @@ fn of_one_direction_and_protocol(judge: &mut dyn Judge) -> Result<()> {
 }
 
 /// CNP{Admin,Baseline}TierGress.
-fn of_both_directions_and_all_protocols(judge: &mut dyn Judge) -> Result<()> {
+fn of_both_directions_and_all_protocols(verifier: &mut dyn Verifier) -> Result<()> {
     let (p, q) = ([T80, U80, S80], [T80, U81, S80]);
-    let ingress = Gress { is_ingress: true, n: 'G', x: 'R', y: 'S', p: &p, z: 'H', q: &q };
-    let egress = Gress { is_ingress: false, q: &[T81, U81, S80], ..ingress };
-    gress(judge, "Admin", 15, &[ingress, egress])?;
-    gress(judge, "Baseline", 10, &[ingress, egress])
+    let ingress = DirectionTest { is_ingress: true, n: 'G', x: 'R', y: 'S', p: &p, z: 'H', q: &q };
+    let egress = DirectionTest { is_ingress: false, q: &[T81, U81, S80], ..ingress };
+    test_directions(verifier, "Admin", 15, &[ingress, egress])?;
+    test_directions(verifier, "Baseline", 10, &[ingress, egress])
 }
 
 fn both_ways(tier: &str, priority: u16, name: &str, actions: [&str; 2]) -> ClusterNetworkPolicy {
@@ -281,7 +294,7 @@ fn both_ways(tier: &str, priority: u16, name: &str, actions: [&str; 2]) -> Clust
         .egress([rule(actions[1], "to", house('S'), &[])])
 }
 
-const SOME: [At; 3] = [T80, U80, S80];
+const SOME: [ProtocolPort; 3] = [T80, U80, S80];
 
 fn between_s_and_g(play: &mut Conformance<'_>, to_g: bool, from_g: bool) {
     for at in SOME {
@@ -291,8 +304,8 @@ fn between_s_and_g(play: &mut Conformance<'_>, to_g: bool, from_g: bool) {
 }
 
 /// CNPAdminTierPriorityField.
-fn of_priorities(judge: &mut dyn Judge) -> Result<()> {
-    let mut play = Conformance::new(judge);
+fn of_priorities(verifier: &mut dyn Verifier) -> Result<()> {
+    let mut play = Conformance::new(verifier);
     play.put(both_ways("Admin", 50, "old", ["Deny", "Deny"]))?;
     play.put(both_ways("Admin", 60, "new", ["Pass", "Pass"]))?;
     play.put(both_ways("Baseline", 50, "default", ["Accept", "Accept"]))?;
@@ -303,8 +316,8 @@ fn of_priorities(judge: &mut dyn Judge) -> Result<()> {
 }
 
 /// CNPAdminTierIntegration.
-fn of_network_policies_between(judge: &mut dyn Judge) -> Result<()> {
-    let mut play = Conformance::new(judge);
+fn of_network_policies_between(verifier: &mut dyn Verifier) -> Result<()> {
+    let mut play = Conformance::new(verifier);
     play.put(both_ways("Baseline", 50, "default", ["Deny", "Deny"]))?;
     play.put(both_ways("Admin", 50, "admin", ["Deny", "Deny"]))?;
     let peer = || PolicyPeer::namespaces(LabelSelector::label(LABEL, "S"));
@@ -328,9 +341,9 @@ fn to_all(play: &mut Conformance<'_>, passes: [(House, bool); 3]) {
 }
 
 /// CNP{Admin,Baseline}TierEgressInlineCIDRPeers.
-fn of_networks(judge: &mut dyn Judge) -> Result<()> {
+fn of_networks(verifier: &mut dyn Verifier) -> Result<()> {
     for tier in ["Admin", "Baseline"] {
-        let mut play = Conformance::new(judge);
+        let mut play = Conformance::new(verifier);
         let pods = json!({ "pods": {
             "namespaceSelector": { "matchLabels": { LABEL: "S" } }, "podSelector": {},
         } });
@@ -367,7 +380,7 @@ fn of_networks(judge: &mut dyn Judge) -> Result<()> {
 }
 
 /// CNP{Admin,Baseline}Tier{Ingress,Egress}NamedPort.
-fn of_named_ports(judge: &mut dyn Judge) -> Result<()> {
+fn of_named_ports(verifier: &mut dyn Verifier) -> Result<()> {
     let cases = [
         ("Admin", false, 'G', 'H', "web", T80),
         ("Admin", true, 'G', 'H', "dns", U80),
@@ -375,11 +388,11 @@ fn of_named_ports(judge: &mut dyn Judge) -> Result<()> {
         ("Baseline", true, 'H', 'G', "web", T80),
     ];
     for (tier, is_ingress, n, z, name, at) in cases {
-        let mut play = Conformance::new(judge);
-        let way = if is_ingress { "from" } else { "to" };
-        let mut accept = rule("Accept", way, house(z), &[]);
+        let mut play = Conformance::new(verifier);
+        let side = if is_ingress { "from" } else { "to" };
+        let mut accept = rule("Accept", side, house(z), &[]);
         accept["protocols"] = json!([{ "destinationNamedPort": name }]);
-        let rules = [accept, rule("Deny", way, house(z), &[])];
+        let rules = [accept, rule("Deny", side, house(z), &[])];
         let policy = ClusterNetworkPolicy::new(tier, 80, "named", house(n));
         play.put(if is_ingress { policy.ingress(rules) } else { policy.egress(rules) })?;
         let (from, to) = if is_ingress { (z, n) } else { (n, z) };
@@ -391,7 +404,7 @@ fn of_named_ports(judge: &mut dyn Judge) -> Result<()> {
 }
 
 /// All of the suite but [`two_tests_of_nodes`].
-const TESTS: [fn(&mut dyn Judge) -> Result<()>; 6] = [
+const TESTS: [fn(&mut dyn Verifier) -> Result<()>; 6] = [
     of_one_direction_and_protocol,
     of_both_directions_and_all_protocols,
     of_priorities,
@@ -406,10 +419,10 @@ fn twenty_two_tests_on_paper() -> Result<()> {
 }
 
 /// CNP{Admin,Baseline}TierEgressNodePeers. A node's own ports are those of its hostNetwork pods.
-fn tests_of_nodes(world: &PolicyWorld) -> [(PolicyWorld, Vec<(At, bool)>); 2] {
+fn tests_of_nodes(world: &PolicyWorld) -> [(PolicyWorld, Vec<(ProtocolPort, bool)>); 2] {
     let nodes = || json!({ "nodes": {} });
     let all = || json!({ "networks": ["0.0.0.0/0", "::/0"] });
-    let rule = |action, peer, ports: &[At]| rule(action, "to", peer, ports);
+    let rule = |action, peer, ports: &[ProtocolPort]| rule(action, "to", peer, ports);
     let (p0, p1, p2) = ((Tcp, 34345), (Tcp, 34346), (Udp, 34347));
     let admin = vec![
         rule("Accept", nodes(), &[p0]),
@@ -437,14 +450,14 @@ fn tests_of_nodes(world: &PolicyWorld) -> [(PolicyWorld, Vec<(At, bool)>); 2] {
 #[test]
 fn two_tests_of_nodes_on_paper() -> Result<()> {
     for (world, expected) in tests_of_nodes(&world()) {
-        let judged = Judged::new(&world)?;
+        let evaluated = EvaluatedWorld::new(&world)?;
         for ((protocol, port), expected) in expected {
             for node in &world.nodes {
                 for (family, to) in node.addresses.iter().enumerate() {
                     let transport = Transport::Port(protocol, port);
                     let from = world.pods[0].status.pod_ips[family].ip;
                     let packet = PolicyPacket { from, to: *to, transport };
-                    let passes = judged.passes(packet)?;
+                    let passes = evaluated.passes(packet)?;
                     ensure!(
                         passes == expected,
                         "{}: {packet:?}: {passes}",

@@ -98,7 +98,7 @@ fn both(key: &str, namespaces: &[&str], pods: &[&str]) -> PolicyPeer {
 
 /// A case of one policy.
 fn one(name: String, policy: NetworkPolicy) -> Case {
-    Case::new(name).put(policy).judged()
+    Case::new(name).put(policy).expect_oracle()
 }
 
 fn targets() -> Vec<Case> {

@@ -74,12 +74,12 @@ fn the_oracle_agrees_with_all_48() -> Result<()> {
                 change.apply(&mut world, &mut hosts)?;
             }
             for expected in &step.expected {
-                let mut judged = expected.clone();
-                judged.denied = None;
+                let mut evaluated = expected.clone();
+                evaluated.denied = None;
                 for (from, to) in (0..9).flat_map(|from| (0..9).map(move |to| (from, to))) {
                     for family in 0..2 {
                         assert_eq!(
-                            judged.holds(&world, from, to, family),
+                            evaluated.holds(&world, from, to, family),
                             expected.holds(&world, from, to, family),
                             "{}, step {number}: {from} -> {to}, {expected:?}",
                             case.name

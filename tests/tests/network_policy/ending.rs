@@ -39,5 +39,5 @@ fn policies_of_a_namespace_that_is_being_deleted_hold_until_it_is_gone() -> Resu
     nothing_wrong(1, &newcomers.first_packets(&newcomer)?)?;
     newcomers.put_namespaces(&[])?;
     in_force(0)?;
-    nothing_wrong(1, &newcomers.judge(&newcomer, |_| true)?)
+    nothing_wrong(1, &newcomers.verify(&newcomer, |_| true)?)
 }

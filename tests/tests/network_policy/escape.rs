@@ -80,34 +80,34 @@ fn at(address: IpAddr) -> SocketAddr {
 
 /// Frames under the name of the way that they try.
 #[derive(Debug, Default)]
-struct Ways(Vec<Way>);
+struct EscapeAttempts(Vec<EscapeAttempt>);
 
 #[derive(Debug, Clone)]
-struct Way {
+struct EscapeAttempt {
     name: String,
     /// A text that no other frame has.
     marker: String,
     frame: Vec<u8>,
 }
 
-impl Ways {
+impl EscapeAttempts {
     /// `frame` is made with the text that is looked for at the other end.
     fn add(&mut self, name: impl Into<String>, frame: impl FnOnce(&[u8]) -> Vec<u8>) {
         let marker = format!("<way {:04} of escape>", self.0.len());
         let frame = frame(marker.as_bytes());
-        self.0.push(Way { name: name.into(), marker, frame });
+        self.0.push(EscapeAttempt { name: name.into(), marker, frame });
     }
 
     /// Sends all of them. Returns the names of those that are heard.
     fn lead(&self, from: &FrameSocket, to: &FrameSocket) -> Result<BTreeSet<&str>> {
         to.drain()?;
         for burst in self.0.chunks(BURST) {
-            for way in burst {
-                from.send(&way.frame).with_context(|| way.name.clone())?;
+            for attempt in burst {
+                from.send(&attempt.frame).with_context(|| attempt.name.clone())?;
             }
             sleep(PAUSE);
         }
-        let markers: Vec<_> = self.0.iter().map(|way| way.marker.clone()).collect();
+        let markers: Vec<_> = self.0.iter().map(|attempt| attempt.marker.clone()).collect();
         let heard = to.heard(&markers, PATIENCE)?;
         Ok(heard.into_iter().map(|number| &*self.0[number].name).collect())
     }
@@ -116,7 +116,7 @@ impl Ways {
     /// machine loses frames.
     fn lead_patiently(&self, from: &FrameSocket, to: &FrameSocket) -> Result<BTreeSet<&str>> {
         let mut heard = self.lead(from, to)?;
-        let is_lost = |way: &&Way| !heard.contains(&*way.name);
+        let is_lost = |attempt: &&EscapeAttempt| !heard.contains(&*attempt.name);
         let lost = Self(self.0.iter().filter(is_lost).cloned().collect());
         if !lost.0.is_empty() {
             let again = lost.lead(from, to)?;
@@ -127,12 +127,12 @@ impl Ways {
 
     /// Those whose names do not have these words.
     fn without(mut self, words: &str) -> Self {
-        self.0.retain(|way| !way.name.contains(words));
+        self.0.retain(|attempt| !attempt.name.contains(words));
         self
     }
 
     fn names(&self) -> BTreeSet<&str> {
-        self.0.iter().map(|way| &*way.name).collect()
+        self.0.iter().map(|attempt| &*attempt.name).collect()
     }
 }
 
@@ -157,8 +157,13 @@ fn put(cluster: &mut TestCluster, policies: impl IntoIterator<Item = NetworkPoli
 }
 
 /// No way leads there.
-fn none_leads(ways: &Ways, from: &FrameSocket, to: &FrameSocket, when: &str) -> Result<()> {
-    let lead = ways.lead(from, to)?;
+fn none_leads(
+    attempts: &EscapeAttempts,
+    from: &FrameSocket,
+    to: &FrameSocket,
+    when: &str,
+) -> Result<()> {
+    let lead = attempts.lead(from, to)?;
     ensure!(lead.is_empty(), "{when}: {lead:#?}");
     Ok(())
 }

@@ -15,13 +15,13 @@ pub use self::planned::{Planned, at_once};
 
 /// Both nodes of a world.
 #[derive(Debug)]
-pub struct Judged<'a> {
+pub struct EvaluatedWorld<'a> {
     world: &'a PolicyWorld,
     nodes: Vec<(Planned, Interpreted)>,
     _folder: TempDir,
 }
 
-impl<'a> Judged<'a> {
+impl<'a> EvaluatedWorld<'a> {
     pub fn new(world: &'a PolicyWorld) -> Result<Self> {
         Self::in_order(world, at_once)
     }
@@ -46,9 +46,9 @@ impl<'a> Judged<'a> {
     pub fn passes(&self, packet: PolicyPacket) -> Result<bool> {
         let mut passes = true;
         for (planned, rules) in &self.nodes {
-            let (said, this) = (planned.passes(packet)?, rules.passes(packet)?);
-            let agree = said.is_none_or(|said| said == this);
-            ensure!(agree, "{packet:?}: the plan says {said:?}, its rules do {this}");
+            let (output, this) = (planned.passes(packet)?, rules.passes(packet)?);
+            let agree = output.is_none_or(|output| output == this);
+            ensure!(agree, "{packet:?}: the plan says {output:?}, its rules do {this}");
             ensure!(this || rules.passes_established(packet)?, "{packet:?}, established");
             passes &= this;
         }

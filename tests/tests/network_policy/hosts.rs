@@ -15,7 +15,7 @@ pub const PORTS: [u16; 2] = [80, 81];
 
 /// Where a pod is.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct PodLocation {
     pub node: String,
     pub uid: String,
     /// One of each family, IPv4 first.
@@ -25,7 +25,7 @@ pub struct Place {
 /// Whoever gives pods a place: real hosts, or paper.
 pub trait Hosts {
     fn nodes(&self) -> Vec<NodeObject>;
-    fn add(&mut self, namespace: &str, name: &str) -> Result<Place>;
+    fn add(&mut self, namespace: &str, name: &str) -> Result<PodLocation>;
     fn remove(&mut self, namespace: &str, name: &str) -> Result<()>;
 }
 
@@ -45,10 +45,10 @@ impl Hosts for OnPaper {
         vec![node(1), node(2)]
     }
 
-    fn add(&mut self, namespace: &str, name: &str) -> Result<Place> {
+    fn add(&mut self, namespace: &str, name: &str) -> Result<PodLocation> {
         self.given += 1;
         let (number, node) = (self.given, 1 + self.given % 2);
-        Ok(Place {
+        Ok(PodLocation {
             node: format!("node-{node}"),
             uid: format!("uid-{namespace}-{name}"),
             addresses: [

@@ -17,7 +17,7 @@ use denizen_tests::test_length;
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
-use crate::play::{Play, ServedBy, Way};
+use crate::play::{Addressing, Play, ServedBy};
 use crate::random::tiers::tiered;
 use crate::random::{Cluster, clusters, packets, played};
 
@@ -121,7 +121,7 @@ fn asked(change: &Change) -> Result<Option<Value>> {
 }
 
 /// `lost`, `gained` or nothing, of one packet.
-fn said<'a>(
+fn change_row<'a>(
     answer: &'a Value,
     world: &PolicyWorld,
     packet: PolicyPacket,
@@ -218,10 +218,10 @@ fn compared(change: &Change) -> Result<Option<usize>> {
             (false, true) => Some("gained"),
             (true, true) | (false, false) => None,
         };
-        let said = said(&answer, before, packet)?;
+        let printed = change_row(&answer, before, packet)?;
         ensure!(
-            said == expected,
-            "{packet:?}: the oracle says {expected:?}, impact {said:?}\n{:#}\n{answer:#}",
+            printed == expected,
+            "{packet:?}: the oracle says {expected:?}, impact {printed:?}\n{:#}\n{answer:#}",
             change.policy
         );
         differing += usize::from(expected.is_some());
@@ -281,12 +281,12 @@ fn impact_is_the_difference_of_real_probes() -> Result<()> {
         let worlds = played::worlds(world.clone(), POLICIES..=POLICIES);
         random::play(count, seed, Duration::ZERO, worlds, |Cluster(world)| {
             let (mut play, mut now) = (play.borrow_mut(), without_policies(world));
-            play.judge_packets(&now, &[Way::PodIp])?;
+            play.verify_packets(&now, &[Addressing::PodIp])?;
             for (number, policy) in world.policies.iter().enumerate() {
                 for change in successive(&now, policy, number) {
                     // The kernel has what is understood, and is asked about that alone.
                     let Some(differing) = compared(&change)? else { break };
-                    play.judge_packets(&change.after, &[Way::PodIp])?;
+                    play.verify_packets(&change.after, &[Addressing::PodIp])?;
                     counts.add(Some(differing));
                     now = change.after;
                 }

@@ -219,7 +219,7 @@ impl Newcomers {
 
     /// What of a new pod's first packets, and of those to it, passed or did not pass, unlike
     /// `passes` says.
-    pub fn judge(
+    pub fn verify(
         &self,
         newcomer: &Listener,
         passes: impl Fn(&Exchange<'_>) -> bool,
@@ -260,7 +260,7 @@ impl Newcomers {
     /// What was wrong with the first packets of a new pod that may talk to friends alone, and with
     /// those of all peers to it.
     pub fn first_packets(&self, newcomer: &Listener) -> Result<Vec<String>> {
-        let mut wrong = self.judge(newcomer, |exchange| exchange.peer.is_friend)?;
+        let mut wrong = self.verify(newcomer, |exchange| exchange.peer.is_friend)?;
         wrong.extend(self.leaks(newcomer));
         Ok(wrong)
     }

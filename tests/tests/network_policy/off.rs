@@ -82,9 +82,9 @@ fn cleanup_undoes_what_it_left() -> Result<()> {
     ends("np-cleanup", |cluster| {
         let program = binary::ours("denizen-agent")?.display().to_string();
         let run_dir = cluster.run_dir().display().to_string();
-        let said = cluster.world.node.output(&program, &["cleanup", "--run-dir", &run_dir])?;
+        let output = cluster.world.node.output(&program, &["cleanup", "--run-dir", &run_dir])?;
         let words = format!("set nf_call_iptables and nf_call_ip6tables of bridge {BRIDGE} back\n");
-        ensure!(said.contains(&words), "{said}");
+        ensure!(output.contains(&words), "{output}");
         assert_eq!(tables(&cluster.world.node)?, [""; 0]);
         Ok(())
     })

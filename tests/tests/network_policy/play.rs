@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 use crate::case::{Case, Expected, PROTOCOLS, Step, everything, full};
 use crate::explained::Questions;
-use crate::hosts::{Hosts, PORTS, Place, nine, some};
+use crate::hosts::{Hosts, PORTS, PodLocation, nine, some};
 use crate::packets::half;
 use crate::prober::{Answer, Prober, Question};
 use denizen_tests::node::two_nodes::TwoNodes;
 
 /// How a question finds its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Addressing {
     PodIp,
     /// Through a service that the pod alone serves.
     ClusterIp,
@@ -81,7 +81,7 @@ struct Probe {
     from: usize,
     to: usize,
     family: usize,
-    way: Way,
+    addressing: Addressing,
     transport: Transport,
     arrives: bool,
 }
@@ -91,7 +91,7 @@ impl Hosts for Play {
         self.nodes.hosts.iter().map(|host| host.node.clone()).collect()
     }
 
-    fn add(&mut self, namespace: &str, name: &str) -> Result<Place> {
+    fn add(&mut self, namespace: &str, name: &str) -> Result<PodLocation> {
         let number = self.attached;
         self.attached += 1;
         let node = number % 2;
@@ -102,7 +102,7 @@ impl Hosts for Play {
         let prober = Prober::start(&pod.netns)?;
         let services =
             [ip(&format!("172.30.0.{}", number + 1)), ip(&format!("fd00:30::{:x}", number + 1))];
-        let place = Place {
+        let place = PodLocation {
             node: self.nodes.hosts[node].node.name.clone(),
             uid: format!("uid-{}", pod.netns.name()),
             addresses: [pod.addresses[0], pod.addresses[1]],
@@ -166,8 +166,8 @@ impl Play {
         let served = self.members.iter().flat_map(|(name, member)| {
             PORTS.map(|port| Served {
                 name: format!("{name}:tcp-{port}"),
-                at: member.at(0, Way::ClusterIp, port),
-                endpoints: vec![member.at(0, Way::PodIp, port)],
+                at: member.at(0, Addressing::ClusterIp, port),
+                endpoints: vec![member.at(0, Addressing::PodIp, port)],
             })
         });
         let services: Vec<_> = served.collect();
@@ -203,7 +203,12 @@ impl Play {
     }
 
     /// Plays a case from a world without policies, and returns to it.
-    pub fn case(&mut self, case: &Case, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
+    pub fn case(
+        &mut self,
+        case: &Case,
+        world: &PolicyWorld,
+        addressings: &[Addressing],
+    ) -> Result<()> {
         // The agents search conntrack after each change of policies: no need to do so among the
         // thousands of questions of earlier cases.
         for host in &self.nodes.hosts {
@@ -213,7 +218,8 @@ impl Play {
         let mut played = Ok(());
         for (number, step) in case.steps.iter().enumerate() {
             played = played.and_then(|()| {
-                self.step(step, &mut now, ways).with_context(|| format!("step {}", number + 1))
+                self.step(step, &mut now, addressings)
+                    .with_context(|| format!("step {}", number + 1))
             });
         }
         // Pods that a case left behind would be in the next one's way.
@@ -229,23 +235,32 @@ impl Play {
 
     /// Whether packets of every kind and `explain` agree with the oracle about a world, whose pods
     /// are those that there are.
-    pub fn judge(&mut self, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
+    pub fn verify(&mut self, world: &PolicyWorld, addressings: &[Addressing]) -> Result<()> {
         self.put(world)?;
-        self.agree(world, &everything(), ways, true)
+        self.agree(world, &everything(), addressings, true)
     }
 
     /// The same of packets alone.
-    pub fn judge_packets(&mut self, world: &PolicyWorld, ways: &[Way]) -> Result<()> {
+    pub fn verify_packets(
+        &mut self,
+        world: &PolicyWorld,
+        addressings: &[Addressing],
+    ) -> Result<()> {
         self.put(world)?;
-        self.agree(world, &everything(), ways, false)
+        self.agree(world, &everything(), addressings, false)
     }
 
-    fn step(&mut self, step: &Step, world: &mut PolicyWorld, ways: &[Way]) -> Result<()> {
+    fn step(
+        &mut self,
+        step: &Step,
+        world: &mut PolicyWorld,
+        addressings: &[Addressing],
+    ) -> Result<()> {
         for change in &step.changes {
             change.apply(world, self)?;
         }
         self.put(world)?;
-        self.agree(world, &step.expected, ways, true)
+        self.agree(world, &step.expected, addressings, true)
     }
 
     /// Whether packets agree with what is expected, and `explain`, if it is asked.
@@ -253,12 +268,14 @@ impl Play {
         &self,
         world: &PolicyWorld,
         expected: &[Expected],
-        ways: &[Way],
+        addressings: &[Addressing],
         is_explained: bool,
     ) -> Result<()> {
-        let mut probes = probes(world, expected, ways);
+        let mut probes = probes(world, expected, addressings);
         if self.served_by == ServedBy::KubeProxy {
-            probes.retain(|probe| probe.way == Way::PodIp || probe.is_over_tcp_and_ipv4());
+            probes.retain(|probe| {
+                probe.addressing == Addressing::PodIp || probe.is_over_tcp_and_ipv4()
+            });
         }
         let [first, again @ ..] = PATIENCE;
         self.ask(world, &probes, first)?;
@@ -339,7 +356,7 @@ impl Play {
                     Transport::Port(protocol, _) => Some(protocol),
                     Transport::Other => None,
                 };
-                let to = members[probe.to].at(probe.family, probe.way, probe.port());
+                let to = members[probe.to].at(probe.family, probe.addressing, probe.port());
                 Question { protocol, to }
             };
             member.prober.ask(probes.into_iter().map(question).collect(), patience)?;
@@ -381,19 +398,20 @@ impl Play {
         let mut questions = [Questions::default(), Questions::default()];
         let mut asked = Vec::new();
         // What another program translates, `explain` does not know.
-        let is_known =
-            |probe: &&Probe| self.served_by == ServedBy::Agents || probe.way == Way::PodIp;
+        let is_known = |probe: &&Probe| {
+            self.served_by == ServedBy::Agents || probe.addressing == Addressing::PodIp
+        };
         let probes: Vec<&Probe> = probes.filter(is_known).collect();
         for probe in &probes {
             let (sender, receiver) = (members[probe.from], members[probe.to]);
             let from = sender.pod.addresses[probe.family];
-            let mut ask = |node: usize, interface: &str, way: Way| {
-                let to = receiver.at(probe.family, way, probe.port());
+            let mut ask = |node: usize, interface: &str, addressing: Addressing| {
+                let to = receiver.at(probe.family, addressing, probe.port());
                 (node, questions[node].ask(from, interface, to, probe.transport))
             };
-            let sent = ask(sender.node, &sender.pod.input_interface, probe.way);
+            let sent = ask(sender.node, &sender.pod.input_interface, probe.addressing);
             let is_far = sender.node != receiver.node;
-            asked.push((sent, is_far.then(|| ask(receiver.node, "eth0", Way::PodIp))));
+            asked.push((sent, is_far.then(|| ask(receiver.node, "eth0", Addressing::PodIp))));
         }
         let mut passes = Vec::new();
         for (host, questions) in self.nodes.hosts.iter().zip(&questions) {
@@ -408,14 +426,18 @@ impl Play {
     }
 
     fn line(&self, world: &PolicyWorld, (probe, what): &(&Probe, String)) -> String {
-        let Probe { from, to, family, way, transport, arrives } = **probe;
+        let Probe { from, to, family, addressing, transport, arrives } = **probe;
         let name = |number: usize| {
             let name = full(&world.pods[number].metadata);
             let member = &self.members[&name];
             format!("{name} ({}, node {})", member.pod.addresses[family], member.node + 1)
         };
         let expected = if arrives { "arrives" } else { "is dropped" };
-        format!("{} -> {} {way:?} {transport:?} {expected}, but: {what}", name(from), name(to))
+        format!(
+            "{} -> {} {addressing:?} {transport:?} {expected}, but: {what}",
+            name(from),
+            name(to)
+        )
     }
 }
 
@@ -434,10 +456,10 @@ impl Probe {
 }
 
 impl Member {
-    fn at(&self, family: usize, way: Way, port: u16) -> SocketAddr {
-        let address = match way {
-            Way::PodIp => self.pod.addresses[family],
-            Way::ClusterIp => self.services[family],
+    fn at(&self, family: usize, addressing: Addressing, port: u16) -> SocketAddr {
+        let address = match addressing {
+            Addressing::PodIp => self.pod.addresses[family],
+            Addressing::ClusterIp => self.services[family],
         };
         SocketAddr::new(address, port)
     }
@@ -453,7 +475,7 @@ fn of_each<'a>(members: &[&Member], probes: &'a [Probe]) -> Vec<Vec<&'a Probe>> 
 }
 
 /// Every pair in both families. Whether a pod reaches itself through a service is not defined.
-fn probes(world: &PolicyWorld, expected: &[Expected], ways: &[Way]) -> Vec<Probe> {
+fn probes(world: &PolicyWorld, expected: &[Expected], addressings: &[Addressing]) -> Vec<Probe> {
     let count = world.pods.len();
     let mut probes = Vec::new();
     for it in expected {
@@ -463,10 +485,19 @@ fn probes(world: &PolicyWorld, expected: &[Expected], ways: &[Way]) -> Vec<Probe
                 let arrives = from == to || it.holds(world, from, to, family);
                 // Nobody answers pings at a cluster IP.
                 let is_service = from != to && it.transport != Transport::Other;
-                let ways = ways.iter().filter(|way| **way == Way::PodIp || is_service);
+                let addressings = addressings
+                    .iter()
+                    .filter(|addressing| **addressing == Addressing::PodIp || is_service);
                 let transport = it.transport;
-                let probe = |way: &Way| Probe { from, to, family, way: *way, transport, arrives };
-                probes.extend(ways.map(probe));
+                let probe = |addressing: &Addressing| Probe {
+                    from,
+                    to,
+                    family,
+                    addressing: *addressing,
+                    transport,
+                    arrives,
+                };
+                probes.extend(addressings.map(probe));
             }
         }
     }
@@ -477,14 +508,14 @@ fn probes(world: &PolicyWorld, expected: &[Expected], ways: &[Way]) -> Vec<Probe
 pub fn play(
     label: &str,
     wiring: fn(usize) -> Wiring,
-    cases: impl Fn(&PolicyWorld) -> Vec<(Case, Vec<Way>)>,
+    cases: impl Fn(&PolicyWorld) -> Vec<(Case, Vec<Addressing>)>,
 ) -> Result<()> {
     let (mut play, world) = Play::new(label, wiring)?;
     let started = Instant::now();
     let cases = cases(&world);
     let mut failures = Vec::new();
-    for (case, ways) in &cases {
-        if let Err(error) = play.case(case, &world, ways) {
+    for (case, addressings) in &cases {
+        if let Err(error) = play.case(case, &world, addressings) {
             failures.push(format!("{error:#}"));
         }
     }

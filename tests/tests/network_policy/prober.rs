@@ -55,11 +55,11 @@ impl Prober {
         // Pings without raw sockets, for whoever.
         pod.sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
         let (batches, asked) = channel::<Batch>();
-        let (said, answers) = channel();
+        let (output, answers) = channel();
         pod.spawn(move || {
             let mut ports = Ports::new();
             asked.into_iter().try_for_each(|(questions, patience)| {
-                said.send(ask(&questions, patience, &mut ports))
+                output.send(ask(&questions, patience, &mut ports))
             })
         })?;
         Ok(Self { batches, answers })

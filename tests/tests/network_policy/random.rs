@@ -23,7 +23,7 @@ use proptest::prelude::any;
 use proptest::strategy::Strategy;
 
 use crate::case::PROTOCOLS;
-use crate::judged::{Judged, Planned, at_once};
+use crate::evaluated::{EvaluatedWorld, Planned, at_once};
 
 /// How long a world that fails is made plainer.
 const SHRINKING: Duration = Duration::from_secs(60);
@@ -236,8 +236,8 @@ fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
 fn the_rules_of_both_nodes_do_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(1_000, 60))?;
     random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
-        let judged = Judged::new(world)?;
-        sample(packets(world)).try_for_each(|packet| judged.passes(packet).map(drop))?;
-        if world.policies.is_empty() { Ok(()) } else { judged.drop_forged() }
+        let evaluated = EvaluatedWorld::new(world)?;
+        sample(packets(world)).try_for_each(|packet| evaluated.passes(packet).map(drop))?;
+        if world.policies.is_empty() { Ok(()) } else { evaluated.drop_forged() }
     })
 }

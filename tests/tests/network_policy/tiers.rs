@@ -41,7 +41,7 @@ use denizen_tests::policy::{
 };
 use serde_json::{Value, json};
 
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 use crate::regressions::small::{self, packet};
 
 pub const TCP_80: Transport = Transport::Port(Protocol::Tcp, 80);
@@ -106,16 +106,16 @@ pub fn world(
 
 /// Whether all who judge say of each packet, in both families, what is expected.
 pub fn expect(world: &PolicyWorld, expected: &[Expected]) -> Result<()> {
-    let judged = Judged::new(world)?;
+    let evaluated = EvaluatedWorld::new(world)?;
     for (from, to, transport, passes) in expected {
         for family in 0..2 {
-            expect_of(&judged, packet(from[family], to[family], *transport), *passes)?;
+            expect_of(&evaluated, packet(from[family], to[family], *transport), *passes)?;
         }
     }
     Ok(())
 }
 
-pub fn expect_of(judged: &Judged<'_>, packet: PolicyPacket, passes: bool) -> Result<()> {
-    ensure!(judged.passes(packet)? == passes, "{packet:?} passes: {}", !passes);
+pub fn expect_of(evaluated: &EvaluatedWorld<'_>, packet: PolicyPacket, passes: bool) -> Result<()> {
+    ensure!(evaluated.passes(packet)? == passes, "{packet:?} passes: {}", !passes);
     Ok(())
 }

@@ -24,7 +24,7 @@ fn without_an_apiserver_it_says_what_it_needs() -> Result<()> {
     let alone = folder.path().join("kube-apiserver");
     fs::copy("/bin/true", &alone)?;
     let alone = alone.to_str().context("a path")?;
-    for (words, said) in [
+    for (words, printed) in [
         (&[][..], "the program kube-apiserver is missing"),
         (&["/bin/true"], "it must be called kube-apiserver"),
         (&["/nowhere/kube-apiserver"], "/nowhere/kube-apiserver: there is no such program"),
@@ -34,7 +34,7 @@ fn without_an_apiserver_it_says_what_it_needs() -> Result<()> {
         let output = script("apiserver", words)?;
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
-        ensure!(error.contains(said) && error.lines().count() == 1, "{words:?}: {error}");
+        ensure!(error.contains(printed) && error.lines().count() == 1, "{words:?}: {error}");
     }
     Ok(())
 }
@@ -43,7 +43,7 @@ fn without_an_apiserver_it_says_what_it_needs() -> Result<()> {
 #[test]
 fn without_its_files_it_says_where_they_are() -> Result<()> {
     let elsewhere = "/nowhere/kube-proxy";
-    for (words, said) in [
+    for (words, printed) in [
         (&[][..], "from the Kubernetes release page"),
         (&["--kube-proxy", elsewhere], "/nowhere/kube-proxy: there is no such program"),
         (&["--kube-proxy"], "its value is missing"),
@@ -53,7 +53,7 @@ fn without_its_files_it_says_where_they_are() -> Result<()> {
         let output = compare(words)?;
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
-        ensure!(error.contains(said) && error.lines().count() == 1, "{words:?}: {error}");
+        ensure!(error.contains(printed) && error.lines().count() == 1, "{words:?}: {error}");
         ensure!(output.stdout.is_empty(), "{output:?}");
     }
     let help = String::from_utf8(compare(&["--help"])?.stdout)?;

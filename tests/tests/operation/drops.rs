@@ -214,8 +214,8 @@ fn relay_tells_what_is_dropped_within_seconds_and_ends() -> Result<()> {
     while relay.try_wait()?.is_none() {
         ask_all(&fixture)?;
     }
-    let said = String::from_utf8(relay.wait_with_output()?.stdout)?;
-    let line = said.lines().nth(1).context("no answer")?;
+    let printed = String::from_utf8(relay.wait_with_output()?.stdout)?;
+    let line = printed.lines().nth(1).context("no answer")?;
     let answer = serde_json::from_str::<Value>(line)?["answer"].take();
     let kinds = answer["dropped"].as_array().with_context(|| line.to_owned())?;
     let of = |reason: &str, destination: String| -> Result<&Value> {
@@ -279,8 +279,8 @@ fn nothing_that_shows_drops_outlives_the_agent() -> Result<()> {
     let watching = WatchCommand::start(node, &agent, &["drops"])?;
     ensure!(traces(node)?, "somebody watches");
     agent.kill()?;
-    let said = watching.ended()?;
-    ensure!(said.contains("no agent answers"), "{said}");
+    let printed = watching.ended()?;
+    ensure!(printed.contains("no agent answers"), "{printed}");
     assert_eq!(node.output("nft", &["--stateless", "list", "ruleset"])?, rules, "after SIGKILL");
     ask_all(&fixture)?;
     let agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
@@ -365,9 +365,9 @@ fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
 fn what_cannot_be_counted_or_shown_is_said() -> Result<()> {
     let flags = ["--backend=iptables", "--iptables-variant=legacy", "--network-policy=off"];
     let (fixture, agent) = context("drops-legacy", &flags)?;
-    let said = drops(&fixture, &agent)?;
-    let missing = said["notCounted"].as_str().context("a reason")?;
-    ensure!(missing.contains("ip_tables"), "{said}");
+    let printed = drops(&fixture, &agent)?;
+    let missing = printed["notCounted"].as_str().context("a reason")?;
+    ensure!(missing.contains("ip_tables"), "{printed}");
     let node = &fixture.cluster.world.node;
     let refused = WatchCommand::start(node, &agent, &["drops"]).err().context("it watches")?;
     ensure!(refused.to_string().contains("NetworkPolicies are not enforced here"), "{refused:#}");

@@ -83,14 +83,14 @@ fn service(port: u16) -> Value {
 fn the_log_level_is_changed_while_the_agent_runs() -> Result<()> {
     let cluster = Cluster::new("force-log", &Value::Null)?;
     let agent = cluster.start_agent()?;
-    let said = |words: &[&str]| -> Result<String> {
+    let printed = |words: &[&str]| -> Result<String> {
         let output = log_level(&cluster, &agent, words)?;
         ensure!(output.status.success(), "{output:?}");
         Ok(String::from_utf8(output.stdout)?)
     };
-    let at_start = said(&[])?;
+    let at_start = printed(&[])?;
     let debugs = || agent.log().matches("DEBUG").count();
-    let changed = said(&["trace"])?;
+    let changed = printed(&["trace"])?;
     ensure!(changed.starts_with("trace (at the start: "), "{changed}");
     let (before, mut port) = (debugs(), 1000);
     eventually("more is logged", BOUND, || {
@@ -99,13 +99,13 @@ fn the_log_level_is_changed_while_the_agent_runs() -> Result<()> {
         cluster.manifests.put("web", &[service(port)])?;
         Ok(debugs() > before)
     })?;
-    let json: Value = serde_json::from_str(&said(&["--output", "json"])?)?;
+    let json: Value = serde_json::from_str(&printed(&["--output", "json"])?)?;
     assert_eq!(json["level"], "trace");
     let wrong = log_level(&cluster, &agent, &["verbose"])?;
     let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
     ensure!(!wrong.status.success() && error.contains("\"verbose\" is no level"), "{error}");
-    ensure!(said(&[])?.starts_with("trace "), "a wrong level changes nothing");
-    assert_eq!(said(&["--reset"])?, at_start);
+    ensure!(printed(&[])?.starts_with("trace "), "a wrong level changes nothing");
+    assert_eq!(printed(&["--reset"])?, at_start);
     let status = page(&cluster.world.node, "/statusz", &[])?.body;
     ensure!(status.contains(&format!("Log level: {}", at_start.trim())), "{status}");
     Ok(())

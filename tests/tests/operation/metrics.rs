@@ -296,9 +296,9 @@ fn connections_that_are_not_counted_are_warned_of() -> Result<()> {
         (&["--backend=nftables", "--service-metrics"], false),
     ] {
         let agent = cluster.start_agent_with(flags.iter().copied())?;
-        let said = agent.status()?["warnings"].to_string();
+        let output = agent.status()?["warnings"].to_string();
         let words = "--service-metrics has no effect: the backend iptables does not count";
-        ensure!(said.contains(words) == warns, "{flags:?}: {said}");
+        ensure!(output.contains(words) == warns, "{flags:?}: {output}");
         let log = agent.log();
         ensure!(log.contains("a flag has no effect") == warns, "{flags:?}: {log}");
         // Its log goes with it.

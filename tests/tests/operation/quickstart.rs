@@ -26,8 +26,8 @@ fn said_by(command: &mut Command) -> Result<String> {
 #[test]
 fn the_commands_that_are_printed_work_on_the_node_that_is_left_up() -> Result<()> {
     let _cleanup = Cleanup;
-    let said = said_by(Command::new(quickstart()).arg("--keep"))?;
-    let (_, left) = said.split_once("The node is left up").context("no end")?;
+    let output = said_by(Command::new(quickstart()).arg("--keep"))?;
+    let (_, left) = output.split_once("The node is left up").context("no end")?;
     let commands = left.lines().filter_map(|line| line.strip_prefix("      "));
     // The editor waits for a person, and the last one takes the node away.
     let is_tried = |line: &&str| !line.starts_with("$EDITOR") && !line.contains("--cleanup");

@@ -115,10 +115,10 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     let mut settings = fixture.cluster.settings();
     let error = Agent::start(&fixture.cluster.world.node, settings.clone())
         .expect_err("the same run directory");
-    let said = format!("{error:#}");
+    let output = format!("{error:#}");
     assert!(
-        said.contains(&first.pid().to_string()),
-        "it should name process {}: {said}",
+        output.contains(&first.pid().to_string()),
+        "it should name process {}: {output}",
         first.pid()
     );
     settings.run_dir = fixture.cluster.world.subfolder("run-2")?;

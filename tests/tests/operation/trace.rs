@@ -187,13 +187,13 @@ fn reasons_are_true_of_the_packets_that_match_their_rules() -> Result<()> {
         for (who, is_pod) in [(Who::Bridged, true), (Who::Routed, true), (Who::Outside, false)] {
             let all = reasons(&fixture, &agent, who)?;
             for reasons in &all {
-                let said = |part: &str| reasons.iter().any(|reason| reason.contains(part));
+                let printed = |part: &str| reasons.iter().any(|reason| reason.contains(part));
                 let context = || format!("{backend:?}, {who:?}: {reasons:#?}");
-                ensure!(said("not a local pod: ") != is_pod, "{}", context());
+                ensure!(printed("not a local pod: ") != is_pod, "{}", context());
                 // It is a cluster IP's, and its service has no policy.
-                ensure!(!said("traffic from outside goes only"), "{}", context());
+                ensure!(!printed("traffic from outside goes only"), "{}", context());
                 // It was forwarded, so a slot was found.
-                ensure!(!said("no endpoint in that slot"), "{}", context());
+                ensure!(!printed("no endpoint in that slot"), "{}", context());
             }
             let is_later = |reason: &String| reason.starts_with("earlier draws found no endpoint");
             let later = all.iter().filter(|reasons| reasons.iter().any(is_later)).count();
@@ -349,8 +349,8 @@ fn explain_says_of_a_pod_that_does_not_exist_that_it_does_not() -> Result<()> {
     explain.arg("explain").arg("--run-dir").arg(agent.run_dir());
     explain.args(["--from", "demo/nope", "--to", "default/web:http"]);
     let output = fixture.cluster.world.node.run(|| explain.output())??;
-    let said = String::from_utf8(output.stderr)?;
-    ensure!(said == "denizen-agent: no pod of this node is called demo/nope\n", "{said}");
+    let printed = String::from_utf8(output.stderr)?;
+    ensure!(printed == "denizen-agent: no pod of this node is called demo/nope\n", "{printed}");
     Ok(())
 }
 

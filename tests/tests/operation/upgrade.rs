@@ -45,10 +45,10 @@ fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
     let agent = fixture.cluster.start_agent()?;
     let before = node.output("nft", &["list", "tables"])?;
     let refused = cleanup(node)?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     for part in ["stop it first", &agent.pid().to_string()] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(printed.contains(part), "{part}: {printed}");
     }
     assert_eq!(node.output("nft", &["list", "tables"])?, before);
     assert_eq!(agent.status()?["driftRepaired"], 0, "nothing was touched");
@@ -84,11 +84,11 @@ fn cleanup_leaves_what_the_plugin_needs_and_says_why() -> Result<()> {
     let mut command = Command::new(binary::ours("denizen-agent")?);
     command.arg("cleanup").arg("--run-dir").arg(run_dir);
     let output = cluster.world.node.run(|| checked(&mut command))??;
-    let said = String::from_utf8(output.stdout)?;
+    let printed = String::from_utf8(output.stdout)?;
     let left: BTreeSet<String> =
         files()?.into_iter().filter(|file| !tests.contains(file)).collect();
-    assert_eq!(left, BTreeSet::from(stays.clone()), "{said}");
-    let kept = said.lines().find(|line| line.starts_with("kept ")).context("it says nothing")?;
+    assert_eq!(left, BTreeSet::from(stays.clone()), "{printed}");
+    let kept = printed.lines().find(|line| line.starts_with("kept ")).context("it says nothing")?;
     for name in stays {
         ensure!(kept.contains(&name), "{name}: {kept}");
     }
@@ -196,11 +196,11 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
     let file = StateFile::of(&cluster);
     file.edit(|state| state["version"] = 2.into())?;
     let text = fs::read(&file.0)?;
-    let said = |status: &Value| {
+    let printed = |status: &Value| {
         let errors = status["errors"].to_string();
         errors.contains("version 2") && errors.contains("upgrade denizen-agent")
     };
-    agent.until("it says so", said)?;
+    agent.until("it says so", printed)?;
     let error = cluster.add_pod("another", Wiring::Routed).expect_err("it would lose it");
     assert!(format!("{error:#}").contains("upgrade denizen"), "{error:#}");
     assert!(is_local(&pod), "what was known last is served");

@@ -14,7 +14,7 @@ const CONTAINERS: [&str; 3] = ["a", "b", "c"];
 
 /// One call. Numbers are places in the lists above.
 #[derive(Debug, Clone)]
-enum Op {
+enum PluginCall {
     /// With an address that no other has, so that each ADD can be recognised.
     Add {
         container: usize,
@@ -33,18 +33,18 @@ enum Op {
 /// What is recorded: container, then network and address.
 type Records = BTreeMap<&'static str, (&'static str, IpAddr)>;
 
-impl Op {
+impl PluginCall {
     /// What it means, when it is alone.
     fn apply(&self, records: &mut Records) {
         match self {
-            Op::Add { container, network, address } => {
+            PluginCall::Add { container, network, address } => {
                 records.insert(
                     CONTAINERS[*container],
                     (NETWORKS[*network], IpAddr::from([10, 0, 0, *address])),
                 );
             }
-            Op::Del { container } => drop(records.remove(CONTAINERS[*container])),
-            Op::Gc { network, valid } => {
+            PluginCall::Del { container } => drop(records.remove(CONTAINERS[*container])),
+            PluginCall::Gc { network, valid } => {
                 let valid: Vec<_> = valid.iter().map(|container| CONTAINERS[*container]).collect();
                 records.retain(|container, (of, _)| {
                     *of != NETWORKS[*network] || valid.contains(container)
@@ -56,14 +56,14 @@ impl Op {
     fn run(&self, context: &PluginContext) {
         let mut configuration = context.configuration("1.1.0");
         let (command, container) = match self {
-            Op::Add { container, network, address } => {
+            PluginCall::Add { container, network, address } => {
                 configuration["name"] = json!(NETWORKS[*network]);
                 configuration["prevResult"]["ips"] =
                     json!([{ "address": format!("10.0.0.{address}/24") }]);
                 ("ADD", CONTAINERS[*container])
             }
-            Op::Del { container } => ("DEL", CONTAINERS[*container]),
-            Op::Gc { network, valid } => {
+            PluginCall::Del { container } => ("DEL", CONTAINERS[*container]),
+            PluginCall::Gc { network, valid } => {
                 let valid = valid
                     .iter()
                     .map(|c| json!({ "containerID": CONTAINERS[*c], "ifname": "eth0" }));
@@ -79,16 +79,16 @@ impl Op {
 }
 
 /// What two or three callers do at the same time, each one thing after the other.
-fn callers() -> impl Strategy<Value = Vec<Vec<Op>>> {
+fn callers() -> impl Strategy<Value = Vec<Vec<PluginCall>>> {
     let op = prop_oneof![
-        3 => (0..3_usize, 0..2_usize).prop_map(|(container, network)| Op::Add { container, network, address: 0 }),
-        2 => (0..3_usize).prop_map(|container| Op::Del { container }),
+        3 => (0..3_usize, 0..2_usize).prop_map(|(container, network)| PluginCall::Add { container, network, address: 0 }),
+        2 => (0..3_usize).prop_map(|container| PluginCall::Del { container }),
         1 => (0..2_usize, prop::collection::btree_set(0..3_usize, 0..3))
-            .prop_map(|(network, valid)| Op::Gc { network, valid }),
+            .prop_map(|(network, valid)| PluginCall::Gc { network, valid }),
     ];
     prop::collection::vec(prop::collection::vec(op, 1..4), 2..4).prop_map(|mut callers| {
         for (number, op) in (1..).zip(callers.iter_mut().flatten()) {
-            if let Op::Add { address, .. } = op {
+            if let PluginCall::Add { address, .. } = op {
                 *address = number;
             }
         }
@@ -97,7 +97,7 @@ fn callers() -> impl Strategy<Value = Vec<Vec<Op>>> {
 }
 
 /// Every end that a serial order of what `rest` still has to do leads to.
-fn serial_ends(records: &Records, rest: &[&[Op]], ends: &mut Vec<Records>) {
+fn serial_ends(records: &Records, rest: &[&[PluginCall]], ends: &mut Vec<Records>) {
     if rest.iter().all(|ops| ops.is_empty()) && !ends.contains(records) {
         ends.push(records.clone());
     }

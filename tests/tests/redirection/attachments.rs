@@ -60,7 +60,7 @@ impl Two {
     }
 }
 
-fn said(ports: [u16; 4]) -> [Option<String>; 4] {
+fn ports_seen(ports: [u16; 4]) -> [Option<String>; 4] {
     ports.map(|port| Some(port.to_string()))
 }
 
@@ -73,7 +73,7 @@ fn each_interface_has_rules_of_its_own() {
         serve(&two.mesh.base.pod, port);
     }
     serve(&two.mesh.base.node, 8080);
-    assert_eq!(two.answers(&second), said([4140, 5140, 4143, 5143]));
+    assert_eq!(two.answers(&second), ports_seen([4140, 5140, 4143, 5143]));
     two.check_both(&second);
     for (result, port) in [(&two.result, 4140), (&second, 5140)] {
         let from = Mesh::addresses(result)[0].to_string();
@@ -87,10 +87,10 @@ fn each_interface_has_rules_of_its_own() {
     }
     two.mesh.ours("ADD", &two.result).unwrap();
     two.ours("ADD", &second).unwrap();
-    assert_eq!(two.answers(&second), said([4140, 5140, 4143, 5143]));
+    assert_eq!(two.answers(&second), ports_seen([4140, 5140, 4143, 5143]));
     two.storage.plugins[1]["redirect"]["namespaces"] = json!({ "default": null });
     two.ours("ADD", &second).unwrap();
-    assert_eq!(two.answers(&second), said([4140, 8080, 4143, 8080]));
+    assert_eq!(two.answers(&second), ports_seen([4140, 8080, 4143, 8080]));
     two.check_both(&second);
     let list = ["list", "table", "inet", "denizen-redirect-net1"];
     assert!(nft(&two.mesh.base.pod, &list).is_err());

@@ -91,17 +91,20 @@ fn check_names_every_difference() {
 fn inspect(arguments: &[&str]) -> (bool, String, String) {
     let mut inspect = Command::new(denizen());
     let output = inspect.arg("inspect").args(arguments).stdin(Stdio::null()).output().unwrap();
-    let [said, complaint] =
+    let [printed, complaint] =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-    (output.status.success(), said, complaint)
+    (output.status.success(), printed, complaint)
 }
 
 #[test]
 fn inspect_says_how_it_is_used() {
     let usage = "Usage: denizen inspect CONTAINER|NAMESPACE/POD [RUN_DIR]";
     for arguments in [&["--help"] as &[_], &["-h"], &["web-0", "--help"]] {
-        let (succeeds, said, complaint) = inspect(arguments);
-        assert!(succeeds && said.contains(usage) && complaint.is_empty(), "{said}{complaint}");
+        let (succeeds, printed, complaint) = inspect(arguments);
+        assert!(
+            succeeds && printed.contains(usage) && complaint.is_empty(),
+            "{printed}{complaint}"
+        );
     }
     let cases: [(&[&str], &str); 5] = [
         (&[], "the pod is missing"),
@@ -111,8 +114,8 @@ fn inspect_says_how_it_is_used() {
         (&["web-0", "/run/denizen", "more"], "\"more\" is too much"),
     ];
     for (arguments, why) in cases {
-        let (succeeds, said, complaint) = inspect(arguments);
-        assert!(!succeeds && said.is_empty(), "{arguments:?}: {said}");
+        let (succeeds, printed, complaint) = inspect(arguments);
+        assert!(!succeeds && printed.is_empty(), "{arguments:?}: {printed}");
         assert!(complaint.starts_with(&format!("denizen: {why}")), "{arguments:?}: {complaint}");
         assert!(complaint.contains(usage), "{arguments:?}: {complaint}");
     }
@@ -120,8 +123,9 @@ fn inspect_says_how_it_is_used() {
 
 /// What `denizen inspect` prints of the pod `default/web-0`, or why it fails.
 fn inspected(mesh: &Mesh, container: &str) -> Result<String, String> {
-    let (succeeds, said, complaint) = inspect(&[container, mesh.base.run_dir().to_str().unwrap()]);
-    if succeeds { Ok(said) } else { Err(complaint) }
+    let (succeeds, printed, complaint) =
+        inspect(&[container, mesh.base.run_dir().to_str().unwrap()]);
+    if succeeds { Ok(printed) } else { Err(complaint) }
 }
 
 #[test]

@@ -81,8 +81,8 @@ fn the_operator_may_prefer_a_pod_without() {
     mesh.add().unwrap();
     assert!(!mesh.has_table() && mesh.record().redirect.is_none());
     serve(&mesh.base.node, 8080);
-    let said = fetch(&mesh.base.pod, CLIENT_UID, "10.85.0.1:8080".parse().unwrap());
-    assert_eq!(said.as_deref(), Some("8080"));
+    let output = fetch(&mesh.base.pod, CLIENT_UID, "10.85.0.1:8080".parse().unwrap());
+    assert_eq!(output.as_deref(), Some("8080"));
 }
 
 #[test]

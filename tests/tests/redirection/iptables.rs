@@ -131,11 +131,11 @@ pub fn outcomes(
         for (user, to_node, port) in connections.iter().copied() {
             let to = if to_node { node.parse().unwrap() } else { *pod };
             let to = SocketAddr::new(to, port);
-            let said = match user {
+            let output = match user {
                 Some(user) => fetch(&mesh.base.pod, user, to),
                 None => fetch(&mesh.base.node, CLIENT_UID, to),
             };
-            outcomes.push((said, sidecar.taken()));
+            outcomes.push((output, sidecar.taken()));
         }
     }
     outcomes

@@ -73,11 +73,11 @@ fn play(mesh: &Mesh, sidecar: &Sidecar, pod: IpAddr, node: IpAddr, case: &Case<'
     };
     let to = SocketAddr::new(ip, port);
     let before = mesh.counts();
-    let said = match from {
+    let output = match from {
         From::Pod(uid) => fetch(&mesh.base.pod, uid, to),
         From::Node => fetch(&mesh.base.node, CLIENT_UID, to),
     };
-    assert_eq!(said, Some(port.to_string()), "{name}: {to}");
+    assert_eq!(output, Some(port.to_string()), "{name}: {to}");
     let explained = match from {
         From::Pod(CLIENT_UID | 0) => Some(mesh.explained(&pod.to_string(), to)),
         From::Pod(_) => None,
@@ -134,8 +134,8 @@ fn linkerd_s_validator_succeeds() {
     mesh.add().unwrap();
     serve(&mesh.base.pod, OUTBOUND);
     for target in ["1.1.1.1:20001", "[fd00::1]:20001"] {
-        let said = fetch(&mesh.base.pod, CLIENT_UID, target.parse().unwrap());
-        assert_eq!(said, Some(OUTBOUND.to_string()), "{target}");
+        let output = fetch(&mesh.base.pod, CLIENT_UID, target.parse().unwrap());
+        assert_eq!(output, Some(OUTBOUND.to_string()), "{target}");
     }
 }
 

@@ -97,11 +97,11 @@ fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
             let in_iptables = IN_IPTABLES.iter().filter(|_| is_iptables);
             let same = in_iptables.filter(|(of, _)| *of == rule).map(|(_, same)| *same).next();
             counted(mesh, same.unwrap_or(rule), &name, || {
-                let said = match from {
+                let output = match from {
                     From::Pod(uid) => fetch(&mesh.base.pod, *uid, to),
                     From::Node => fetch(&mesh.base.node, CLIENT_UID, to),
                 };
-                assert_eq!(said, Some(answer.to_string()), "{name}");
+                assert_eq!(output, Some(answer.to_string()), "{name}");
             });
             let source = match from {
                 From::Pod(CLIENT_UID) => pod,
@@ -138,9 +138,9 @@ fn fetch_with(
         let mut socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
         prepare(&socket);
         socket.connect(&to.into()).unwrap();
-        let mut said = String::new();
-        socket.read_to_string(&mut said).unwrap();
-        said
+        let mut output = String::new();
+        socket.read_to_string(&mut output).unwrap();
+        output
     })
 }
 
@@ -192,10 +192,10 @@ fn istio_s_pods_are_redirected() {
             mesh.base.pod.ip("addr add ::6/128 dev lo nodad");
         }
         counted(&mesh, "outbound denizen/ignore-passed-on", passed_on, || {
-            let said = fetch_with(&mesh, SocketAddr::new(pod, 8080), move |socket| {
+            let output = fetch_with(&mesh, SocketAddr::new(pod, 8080), move |socket| {
                 socket.bind(&from.into()).unwrap();
             });
-            assert_eq!(said, "8080");
+            assert_eq!(output, "8080");
         });
     }
 }
@@ -338,8 +338,8 @@ fn marked_connections_pass_the_proxy_by() {
         (0, "4140", TAKEN_OUT),
     ] {
         counted(&mesh, rule, &format!("{mark:#x}"), || {
-            let said = fetch_with(&mesh, to, move |socket| socket.set_mark(mark).unwrap());
-            assert_eq!(said, answer, "{mark:#x}");
+            let output = fetch_with(&mesh, to, move |socket| socket.set_mark(mark).unwrap());
+            assert_eq!(output, answer, "{mark:#x}");
         });
     }
 }

@@ -121,8 +121,8 @@ fn containers_within_the_pod_and_its_other_networks_are_left_alone() {
         (&neighbour, "172.19.0.1"),
         (inside, "172.19.0.2"),
     ] {
-        let said = uncounted(&mesh, || fetch(from, CLIENT_UID, web(to)));
-        assert_eq!(said, Some(WEB.to_string()), "to {to}");
+        let output = uncounted(&mesh, || fetch(from, CLIENT_UID, web(to)));
+        assert_eq!(output, Some(WEB.to_string()), "to {to}");
     }
     assert_eq!(sidecar.taken(), []);
 }
@@ -172,8 +172,8 @@ fn a_pod_with_users_of_its_own_is_redirected() {
     serve(&mesh.base.pod, OUTBOUND);
     for node in NODE {
         for (user, port) in [(CLIENT_UID, OUTBOUND), (PROXY_UID, WEB)] {
-            let said = fetch(&mesh.base.pod, ITS_ROOT + user, web(node));
-            assert_eq!(said, Some(port.to_string()), "user {user}, {node}");
+            let output = fetch(&mesh.base.pod, ITS_ROOT + user, web(node));
+            assert_eq!(output, Some(port.to_string()), "user {user}, {node}");
         }
     }
 }
@@ -293,8 +293,8 @@ fn a_pod_whose_ipv6_address_is_tentative_is_redirected() {
     let sidecar = Sidecar::run(inside, &[INBOUND]);
     serve(inside, WEB);
     let to = SocketAddr::new(pod, WEB);
-    let said = || Ok(fetch(&mesh.base.node, CLIENT_UID, to) == Some(WEB.to_string()));
-    eventually("answered", PATIENCE, said).unwrap();
+    let output = || Ok(fetch(&mesh.base.node, CLIENT_UID, to) == Some(WEB.to_string()));
+    eventually("answered", PATIENCE, output).unwrap();
     let source = NODE[1].parse().unwrap();
     assert_eq!(sidecar.taken(), [Redirected { port: INBOUND, source, to }]);
 }
@@ -306,8 +306,8 @@ fn a_pod_without_a_default_route_is_redirected() {
     mesh.add().unwrap();
     serve(&mesh.base.pod, OUTBOUND);
     for node in NODE {
-        let said = fetch(&mesh.base.pod, CLIENT_UID, web(node));
-        assert_eq!(said, Some(OUTBOUND.to_string()));
+        let output = fetch(&mesh.base.pod, CLIENT_UID, web(node));
+        assert_eq!(output, Some(OUTBOUND.to_string()));
     }
     // Nobody has a route to it, so nothing is sent that could be redirected.
     let nowhere = SocketAddr::new(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7).into(), WEB);

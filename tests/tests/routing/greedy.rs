@@ -63,7 +63,7 @@ fn a_younger_node_that_claims_everything_withdraws_nothing() -> Result<()> {
     // What an older Node has it keeps.
     manifests.put("greedy", &[object("greedy", 0, &[ip("192.0.2.99")], &ranges(1))])?;
     let is_lost = |address: &Value| address["announced"] == false;
-    let said = observed("an older Node's", BOUND, || explained(node, "10.1.1.5"), is_lost)?;
-    assert_eq!(said["why"], format!("it overlaps {} of Node greedy", ranges(1)[0]), "{said}");
+    let output = observed("an older Node's", BOUND, || explained(node, "10.1.1.5"), is_lost)?;
+    assert_eq!(output["why"], format!("it overlaps {} of Node greedy", ranges(1)[0]), "{output}");
     Ok(())
 }

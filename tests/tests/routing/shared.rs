@@ -84,10 +84,10 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
         |port| Probe::tcp(SocketAddr::new(ip(VIPS[0]), port)).patience(SILENCE).ask_in(client);
     ensure!(ask(80).endpoint().is_some(), "web is served");
     assert_eq!(ask(25), Outcome::Dropped, "mail is not");
-    let said = explained(node, VIPS[0])?;
-    ensure!(said["announced"] == true, "{said}");
-    let dropped = said["dropped"][0].as_str().unwrap_or_default();
-    ensure!(dropped.contains("25/tcp of Service default/mail"), "{said}");
+    let output = explained(node, VIPS[0])?;
+    ensure!(output["announced"] == true, "{output}");
+    let dropped = output["dropped"][0].as_str().unwrap_or_default();
+    ensure!(dropped.contains("25/tcp of Service default/mail"), "{output}");
     let text = explained_to_people(node)?;
     ensure!(text.contains("25/tcp of Service default/mail"), "{text}");
     let events = || {
@@ -103,7 +103,7 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
     }
     observed("served", BOUND, || warnings(node), Vec::is_empty)?;
     ensure!(ask(25).endpoint().is_some(), "mail is served");
-    let said = explained(node, VIPS[0])?;
-    ensure!(said["announced"] == true && said.get("dropped").is_none(), "{said}");
+    let output = explained(node, VIPS[0])?;
+    ensure!(output["announced"] == true && output.get("dropped").is_none(), "{output}");
     Ok(())
 }

@@ -102,10 +102,10 @@ impl Fabric {
         let spoiler = Spoiler::before(&folder.join("bird.ctl"))?;
         self.segment.manifests.put("nodes", &[node_object(&json!({ "third": "yes" }))])?;
         let next = folder.join("bird.conf.next");
-        let said = format!("BIRD keeps its configuration: BIRD refuses: {}:", next.display());
+        let output = format!("BIRD keeps its configuration: BIRD refuses: {}:", next.display());
         let is_named = |status: &Value| {
             let errors = status["errors"].as_array().into_iter().flatten();
-            let place = errors.filter_map(|error| error.as_str()?.split_once(&said));
+            let place = errors.filter_map(|error| error.as_str()?.split_once(&output));
             place
                 .clone()
                 .any(|(_, at)| at.starts_with(|character: char| character.is_ascii_digit()))

@@ -89,10 +89,10 @@ impl Monitor {
     }
 
     /// What was said since.
-    fn said(&mut self) -> Result<Vec<RouteNotice>> {
-        let mut said = Vec::new();
+    fn notices(&mut self) -> Result<Vec<RouteNotice>> {
+        let mut notices = Vec::new();
         self.watch.changes(|change| {
-            said.extend(match change {
+            notices.extend(match change {
                 RouteChange::Added(it) if it.key.table == 219 => {
                     Some(RouteNotice::Announced(it.key.destination.ip()))
                 }
@@ -105,19 +105,20 @@ impl Monitor {
                 | RouteChange::Lost => None,
             });
         })?;
-        Ok(said)
+        Ok(notices)
     }
 
     /// The addresses that were withdrawn since.
     pub(super) fn withdrawn(&mut self) -> Result<Vec<IpAddr>> {
-        let said = self.said()?.into_iter();
-        let withdrawn =
-            |said| if let RouteNotice::Withdrawn(address) = said { Some(address) } else { None };
-        Ok(said.filter_map(withdrawn).collect())
+        let notices = self.notices()?.into_iter();
+        let withdrawn = |notices| {
+            if let RouteNotice::Withdrawn(address) = notices { Some(address) } else { None }
+        };
+        Ok(notices.filter_map(withdrawn).collect())
     }
 
     fn until(&mut self, wanted: &RouteNotice) -> Result<()> {
-        eventually("said", BOUND, || Ok(self.said()?.contains(wanted)))
+        eventually("said", BOUND, || Ok(self.notices()?.contains(wanted)))
     }
 }
 
@@ -177,7 +178,7 @@ fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
         let is_whole = |status: &Value| status["announcements"]["inTable"] == 4;
         node.agent()?.until("announced", BOUND, is_whole)?;
     }
-    assert_eq!(monitor.said()?, [], "while agents were replaced");
+    assert_eq!(monitor.notices()?, [], "while agents were replaced");
     node.netns.output("ip", &["route", "flush", "table", "219"])?;
     node.netns.output("ip", &["-6", "route", "flush", "table", "219"])?;
     until_table(node, &all)?;
@@ -242,8 +243,8 @@ fn every_address_has_a_reason() -> Result<()> {
         &binary::ours("denizen-agent")?.to_string_lossy(),
         &["explain", "--announce", "192.0.2.2", "--run-dir", &node.run_dir.to_string_lossy()],
     )?;
-    let said = "192.0.2.2 is not announced: 192.0.2.2 is an address of node node-2";
-    ensure!(text.starts_with(said), "{text}");
+    let notices = "192.0.2.2 is not announced: 192.0.2.2 is an address of node node-2";
+    ensure!(text.starts_with(notices), "{text}");
     // A node comes whose address it is: no rule changes.
     manifests.put("late", &[object("late", 9, &[ip(vip)], &[])])?;
     observed(

@@ -164,8 +164,8 @@ fn is_told(agent: &Agent) -> Result<()> {
         })
     };
     let status = agent.until("counted", BOUND, is_counted)?;
-    let said = "no BGP session with gone (fe80::1%eth9): interface eth9: No such device";
-    assert_eq!(status["errors"], json!([said]));
+    let output = "no BGP session with gone (fe80::1%eth9): interface eth9: No such device";
+    assert_eq!(status["errors"], json!([output]));
     for vip in VIPS {
         let explained = agent.ask_directly(&json!({ "announce": vip }))?;
         assert_eq!(explained["peers"], json!(["peer:tor"]), "{explained}");

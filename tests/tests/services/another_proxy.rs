@@ -91,14 +91,14 @@ fn what_another_proxy_translates_passes_and_what_nobody_translates_is_dropped() 
     }
     is_dropped(UNALLOCATED)?;
     for (who, to) in all(at(FOREIGN, 80)) {
-        let said = fixture.explain(agent, who, to, Protocol::Tcp)?;
-        let text = format!("{:?}", said.steps);
-        ensure!(said.verdict == "foreign", "{said:?}");
+        let output = fixture.explain(agent, who, to, Protocol::Tcp)?;
+        let text = format!("{:?}", output.steps);
+        ensure!(output.verdict == "foreign", "{output:?}");
         ensure!(text.contains("default/foreign") && text.contains("another"), "{text}");
         ensure!(!text.contains("no service has"), "{text}");
     }
-    let said = fixture.explain(agent, Who::Outside, at(UNALLOCATED, 80)[0], Protocol::Tcp)?;
-    ensure!(said.verdict == "drop", "{said:?}");
+    let output = fixture.explain(agent, Who::Outside, at(UNALLOCATED, 80)[0], Protocol::Tcp)?;
+    ensure!(output.verdict == "drop", "{output:?}");
     Ok(())
 }
 
@@ -113,8 +113,8 @@ fn a_service_is_given_to_another_proxy_and_comes_back() -> Result<()> {
         let change = || fixture.cluster.manifests.put("services", &objects);
         programmed(agent, change, || ())?;
         eventually(verdict, STARTING, || {
-            let said = fixture.explain(agent, Who::Outside, to, Protocol::Tcp)?;
-            Ok(said.verdict == verdict)
+            let output = fixture.explain(agent, Who::Outside, to, Protocol::Tcp)?;
+            Ok(output.verdict == verdict)
         })?;
         let outcome = ask(fixture, Who::Outside, to)?;
         ensure!(outcome.endpoint().is_some() == (verdict == "forward"), "{outcome:?}");

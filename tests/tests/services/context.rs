@@ -67,7 +67,7 @@ impl AgentContext {
         let explained = self.agent.explain(from, interface, to, protocol)?;
         let owner =
             |endpoint: &SocketAddr| self.fixture.owner(endpoint.ip()).context("nobody's address");
-        let said = match explained.verdict.as_str() {
+        let output = match explained.verdict.as_str() {
             "forward" => {
                 Fate::Answered(explained.endpoints.iter().map(owner).collect::<Result<_>>()?)
             }
@@ -77,7 +77,7 @@ impl AgentContext {
         let probe = Probe {
             protocol,
             from: Some(from),
-            patience: if said == Fate::Dropped { SILENCE } else { PATIENCE },
+            patience: if output == Fate::Dropped { SILENCE } else { PATIENCE },
             ..Probe::tcp(to)
         };
         let mut answered = BTreeSet::new();
@@ -97,7 +97,7 @@ impl AgentContext {
         }
         let seen = seen.unwrap_or(Fate::Answered(answered));
         ensure!(
-            seen == said,
+            seen == output,
             "{who:?} to {to}/{protocol}: {seen:?}, but explain says {explained:?}"
         );
         Ok(seen)

@@ -135,22 +135,22 @@ fn ports_that_are_left_alone_are_named() -> Result<()> {
     }
     for (to, protocol) in every_way(33).step_by(4) {
         assert_eq!(fixture.ask(Who::Bridged, to, protocol)?.endpoint(), None, "{to}/{protocol}");
-        let said = fixture.explain(&agent, Who::Bridged, to, protocol)?;
-        let last = said.steps.last().context("a step")?;
+        let output = fixture.explain(&agent, Who::Bridged, to, protocol)?;
+        let last = output.steps.last().context("a step")?;
         assert!(
-            said.verdict == "drop" && last.why.contains(fixture.bridged.host_interface()),
-            "{said:?}"
+            output.verdict == "drop" && last.why.contains(fixture.bridged.host_interface()),
+            "{output:?}"
         );
-        assert!(last.why.contains("--hairpin-mode is none"), "{said:?}");
+        assert!(last.why.contains("--hairpin-mode is none"), "{output:?}");
         // Others reach it, and are told nothing of it.
         assert!(fixture.ask(Who::Routed, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
         assert_eq!(fixture.explain(&agent, Who::Routed, to, protocol)?.verdict, "forward");
     }
     for (to, protocol) in every_way(34) {
-        let said = fixture.explain(&agent, Who::Bridged, to, protocol)?;
-        let last = said.steps.last().context("a step")?;
+        let output = fixture.explain(&agent, Who::Bridged, to, protocol)?;
+        let last = output.steps.last().context("a step")?;
         let word = "if the chosen endpoint is the sender itself, the bridge drops it";
-        assert!(said.verdict == "forward" && last.what == word, "{said:?}");
+        assert!(output.verdict == "forward" && last.what == word, "{output:?}");
     }
     Ok(())
 }

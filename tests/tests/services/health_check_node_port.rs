@@ -309,9 +309,9 @@ fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
     }
     let errors = || Ok(agent.status()?["errors"].clone());
     let is_named = |errors: &Value| {
-        let said = errors.to_string();
-        said.contains("health-check node port 32100 of default/web")
-            && said.contains("node port 32100/tcp of default/thief:http")
+        let output = errors.to_string();
+        output.contains("health-check node port 32100 of default/web")
+            && output.contains("node port 32100/tcp of default/thief:http")
     };
     assert_eq!(errors()?, json!([]));
     // A node port of UDP, and of another number, takes nothing away.

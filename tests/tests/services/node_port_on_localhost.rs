@@ -102,9 +102,9 @@ fn neighbours_are_kept_out_of_localhost() -> Result<()> {
     assert_eq!(intrude(&fixture)?, Outcome::Dropped);
     assert!(agent.terminate()?.success());
     assert_eq!(intrude(&fixture)?, Outcome::Dropped, "the rules stay");
-    let said = cleanup(&fixture)?;
-    assert!(said.contains("set net.ipv4.conf.all.route_localnet back to 0"), "{said}");
-    assert!(!is_open(node)?, "{said}");
+    let output = cleanup(&fixture)?;
+    assert!(output.contains("set net.ipv4.conf.all.route_localnet back to 0"), "{output}");
+    assert!(!is_open(node)?, "{output}");
     assert_eq!(intrude(&fixture)?, Outcome::Dropped, "by the kernel");
     set(node, "1")?;
     assert!(intrude(&fixture)?.endpoint().is_some(), "nothing but the rule kept it out");
@@ -173,8 +173,8 @@ fn what_cannot_be_set_back_is_said_and_guarded() -> Result<()> {
     Agent::start(node, settings)?.terminate()?;
     let agent = WrappedAgent::start(&fixture.cluster, container(&["NET_ADMIN".to_owned()]))?;
     let status = agent.until("programmed", |status| status["synced"] == true)?;
-    let said = status["warnings"].to_string();
-    assert!(said.contains("route_localnet is 1 and cannot be set to 0"), "{status}");
+    let output = status["warnings"].to_string();
+    assert!(output.contains("route_localnet is 1 and cannot be set to 0"), "{status}");
     assert!(is_open(node)?);
     assert_eq!(intrude(&fixture)?, Outcome::Dropped);
     drop(agent);

@@ -160,10 +160,10 @@ impl Context {
         })
     }
 
-    /// Nothing is programmed of a pod whose DEL `said` this. Half a second is the most that it
+    /// Nothing is programmed of a pod whose DEL `output` this. Half a second is the most that it
     /// waits for an agent, which may get no processor for longer: then the DEL says so.
-    pub fn is_removed(&self, said: &str) -> Result<()> {
-        if said.is_empty() {
+    pub fn is_removed(&self, output: &str) -> Result<()> {
+        if output.is_empty() {
             return Ok(());
         }
         let state = RunDir::open(self.agent.run_dir())?.read()?.context("a state file")?;
@@ -200,8 +200,8 @@ impl Context {
         let what = format!("{who:?} to {to}/{protocol}");
         ensure!(outcome.endpoint() == Some(endpoint), "{what}: {outcome:?}, not by {endpoint}");
         let explained = self.explain(who, to, protocol)?;
-        let said = (explained.verdict.as_str(), &explained.endpoints[..]);
-        ensure!(said == ("forward", &[endpoint]), "{what}: {explained:?}");
+        let output = (explained.verdict.as_str(), &explained.endpoints[..]);
+        ensure!(output == ("forward", &[endpoint]), "{what}: {explained:?}");
         let masqueraded = outcome.seen() != Some(self.fixture.address(who, to.ip())?);
         ensure!(explained.masquerade == masqueraded, "{what}: {outcome:?}, {explained:?}");
         Ok(outcome)

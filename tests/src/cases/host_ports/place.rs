@@ -36,10 +36,10 @@ pub fn an_address_that_comes_later_is_served_soon(context: &Context) -> Result<(
     let mut ports = vec![port_at(8082, "tcp", "")];
     ports.extend(cases.map(|(later, _)| port_at(8081, "tcp", later)));
     let asking = context.asks("pod", Wiring::Routed, &json!(ports))?;
-    let said = context.conflicts()?;
-    let is_said = |of: &str| said.iter().any(|conflict| conflict.contains(of));
+    let output = context.conflicts()?;
+    let is_said = |of: &str| output.iter().any(|conflict| conflict.contains(of));
     let named = cases.iter().all(|(_, at)| is_said(&format!("{at}/tcp of default/pod")));
-    ensure!(said.len() == cases.len() && named, "{said:?}");
+    ensure!(output.len() == cases.len() && named, "{output:?}");
     for (later, _) in cases {
         let later = ip(later);
         let length = host_length(later);
@@ -54,8 +54,8 @@ pub fn an_address_that_comes_later_is_served_soon(context: &Context) -> Result<(
             })?;
         }
     }
-    let said = context.conflicts()?;
-    ensure!(said.is_empty(), "{said:?}");
+    let output = context.conflicts()?;
+    ensure!(output.is_empty(), "{output:?}");
     for (later, _) in cases {
         let length = host_length(ip(later));
         context.node().ip(&format!("addr del {later}/{length} dev eth0"))?;
@@ -137,7 +137,7 @@ pub fn each_protocol_and_host_ip_has_its_own_pod(context: &Context) -> Result<()
             ensure!(outcome.endpoint().is_none(), "{to}: {outcome:?}");
         }
     }
-    let said = context.conflicts()?;
-    ensure!(said.is_empty(), "{said:?}");
+    let output = context.conflicts()?;
+    ensure!(output.is_empty(), "{output:?}");
     context.end(pods)
 }

@@ -79,13 +79,13 @@ pub fn a_node_port_comes_first(context: &Context) -> Result<()> {
             context.is_answered(who, SocketAddr::new(ip, number), Protocol::Tcp, &asking)?;
         }
     }
-    let said = context.conflicts()?;
+    let output = context.conflicts()?;
     for (number, service) in NODE_PORTS.into_iter().zip(["shop", "lonely"]) {
         let expected = format!(
             "host port {number}/tcp of default/pod is shadowed at 192.168.0.2 by node port of \
              default/{service}:http"
         );
-        ensure!(said.contains(&expected), "{said:?}");
+        ensure!(output.contains(&expected), "{output:?}");
     }
     context.end([asking])
 }

@@ -69,7 +69,7 @@ pub fn no_first_syn_of_many_adds_is_lost(
         }
         let done = |command| {
             let done = asked.call_saying(context.node(), &call, command, denizen, Some(&result));
-            done.map(|(_, said)| said).map_err(refused)
+            done.map(|(_, output)| output).map_err(refused)
         };
         done("ADD")?;
         let at = first(context, host_port);
@@ -81,13 +81,13 @@ pub fn no_first_syn_of_many_adds_is_lost(
                 "{to} after ADD {number}, killed {killed}: {outcome:?}"
             );
         }
-        let said = done("DEL")?;
-        context.is_removed(&said)?;
+        let output = done("DEL")?;
+        context.is_removed(&output)?;
         for to in at {
             let outcome = first_answer(context, to)?;
             ensure!(
                 outcome == Outcome::Refused,
-                "{to} after DEL {number}, which said {said:?}, killed {killed}: {outcome:?}"
+                "{to} after DEL {number}, which said {output:?}, killed {killed}: {outcome:?}"
             );
         }
     }
@@ -127,11 +127,11 @@ impl Stream {
     fn is_answered_by(&self, address: &str, within: Duration) -> Result<()> {
         let begun = Instant::now();
         loop {
-            let said = self.answer()?;
-            if said.as_deref().is_some_and(|line| line.contains(address)) {
+            let output = self.answer()?;
+            if output.as_deref().is_some_and(|line| line.contains(address)) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < within, "{address} does not answer: {said:?}");
+            ensure!(begun.elapsed() < within, "{address} does not answer: {output:?}");
         }
     }
 }

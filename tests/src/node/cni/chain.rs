@@ -180,11 +180,11 @@ impl Chain {
         };
         let input = self.configuration(plugin, version, result).to_string();
         let child = start(node, &path, call.environment(command), input.as_bytes());
-        let (mut answer, said) = finish_saying(child)?;
+        let (mut answer, output) = finish_saying(child)?;
         if version != self.version && !answer.is_null() {
             answer["cniVersion"] = json!(self.version);
         }
-        Ok((answer, said))
+        Ok((answer, output))
     }
 
     /// What `plugin` gets on standard input.

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::syntax::{Datum, Expr, RightSide, Ruleset, Statement, Table, Verdict};
-use super::value::Kind;
+use super::value::NftType;
 
 pub fn check(ruleset: &Ruleset) -> Result<()> {
     for table in &ruleset.tables {
@@ -41,7 +41,7 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
         }
         Statement::VerdictMap { key, map } => {
             self::key(table, key, map)?;
-            ensure!(table.sets[map].data == [Kind::Verdict], "{map} has no verdicts");
+            ensure!(table.sets[map].data == [NftType::Verdict], "{map} has no verdicts");
             Ok(())
         }
         Statement::Verdict(verdict) => self::verdict(table, verdict),
@@ -70,9 +70,9 @@ fn statement(table: &Table, statement: &Statement) -> Result<()> {
         Statement::Dnat { to } => {
             expr(table, to)?;
             let Expr::Map(_, map) = to else { return Ok(()) };
-            let address = if table.family == "ip6" { Kind::Ipv6 } else { Kind::Ipv4 };
+            let address = if table.family == "ip6" { NftType::Ipv6 } else { NftType::Ipv4 };
             ensure!(
-                table.sets[map].data == [address, Kind::Port],
+                table.sets[map].data == [address, NftType::Port],
                 "{map} has no addresses and ports"
             );
             Ok(())

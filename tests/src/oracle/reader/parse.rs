@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::rule::{RuleReader, verdict};
 use super::syntax::{Base, Datum, ReadChain, Ruleset, Set, Table};
 use super::token::{Cursor, Token, tokens};
-use super::value::{Atom, Kind, Pattern};
+use super::value::{Atom, NftType, Pattern};
 
 /// Reads a ruleset. What is not known is an error.
 pub fn ruleset(text: &str) -> Result<Ruleset> {
@@ -86,12 +86,12 @@ fn set(family: &str, words: &mut Cursor) -> Result<Set> {
 }
 
 fn types(words: &mut Cursor, set: &mut Set) -> Result<()> {
-    set.key.push(Kind::named(&words.text()?)?);
+    set.key.push(NftType::named(&words.text()?)?);
     while words.take(".") {
-        set.key.push(Kind::named(&words.text()?)?);
+        set.key.push(NftType::named(&words.text()?)?);
     }
     if words.take(":") {
-        set.data.push(Kind::named(&words.text()?)?);
+        set.data.push(NftType::named(&words.text()?)?);
     }
     Ok(())
 }
@@ -159,8 +159,8 @@ fn element(words: &mut Cursor, set: &mut Set) -> Result<()> {
     Ok(())
 }
 
-fn datum(words: &mut Cursor, kinds: &[Kind]) -> Result<Datum> {
-    if kinds == [Kind::Verdict] {
+fn datum(words: &mut Cursor, kinds: &[NftType]) -> Result<Datum> {
+    if kinds == [NftType::Verdict] {
         let word = words.text()?;
         return Ok(Datum::Verdict(
             verdict(&word, words)?.with_context(|| format!("{word} is no verdict"))?,

@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 
 use super::syntax::{Expr, Field, RightSide, Statement, Verdict, Version};
 use super::token::{Cursor, Token};
-use super::value::{Atom, Kind, Pattern};
+use super::value::{Atom, NftType, Pattern};
 
 /// Reads the rules of a table of this family.
 pub struct RuleReader<'a> {
@@ -153,24 +153,28 @@ impl RuleReader<'_> {
             let right = RightSide::Set(name(words)?);
             return Ok(Statement::Match { left, negated, right });
         }
-        let said = negated || words.take("==");
+        let output = negated || words.take("==");
         let [kind] = left.kinds()[..] else {
             bail!("a concatenation is compared, {}", words.place());
         };
         let pattern = kind.pattern(&words.text()?)?;
         let right = match (kind, pattern) {
-            (Kind::Status | Kind::State, Pattern::Is(Atom::Number(bits))) if !said => {
+            (NftType::Status | NftType::State, Pattern::Is(Atom::Number(bits))) if !output => {
                 RightSide::Bits(bits)
             }
-            (Kind::Status, pattern) if matches!(left, Expr::And(..)) => RightSide::Pattern(pattern),
-            (Kind::Status | Kind::State, _) => bail!("bits compared as a whole are not known"),
+            (NftType::Status, pattern) if matches!(left, Expr::And(..)) => {
+                RightSide::Pattern(pattern)
+            }
+            (NftType::Status | NftType::State, _) => {
+                bail!("bits compared as a whole are not known")
+            }
             (_, pattern) => RightSide::Pattern(pattern),
         };
         Ok(Statement::Match { left, negated, right })
     }
 
     /// A constant, or an expression, to set a field of this kind to.
-    fn value(&self, kind: Kind, words: &mut Cursor) -> Result<Expr> {
+    fn value(&self, kind: NftType, words: &mut Cursor) -> Result<Expr> {
         if let Some(Token::Word(word)) = words.peek()
             && let Ok(atom) = kind.atom(word)
         {

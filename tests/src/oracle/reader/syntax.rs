@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::value::{Atom, Key, Kind, Pattern};
+use super::value::{Atom, Key, NftType, Pattern};
 
 /// A whole ruleset.
 #[derive(Debug, Default)]
@@ -20,9 +20,9 @@ pub struct Table {
 /// A set, or a map.
 #[derive(Debug)]
 pub struct Set {
-    pub key: Vec<Kind>,
+    pub key: Vec<NftType>,
     /// Of what a map's values are; none for a set.
-    pub data: Vec<Kind>,
+    pub data: Vec<NftType>,
     /// Elements that are one value each.
     pub exact: BTreeMap<Key, Option<Datum>>,
     /// Elements with a range in them.
@@ -178,42 +178,42 @@ pub enum Version {
 
 impl Field {
     /// Of what type its values are.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> NftType {
         match self {
             Self::Source(version)
             | Self::Destination(version)
             | Self::OriginalSource(version)
             | Self::AnswerSource(version) => match version {
-                Version::V4 => Kind::Ipv4,
-                Version::V6 => Kind::Ipv6,
+                Version::V4 => NftType::Ipv4,
+                Version::V6 => NftType::Ipv6,
             },
-            Self::ArpSender => Kind::Ipv4,
-            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => Kind::Ether,
-            Self::NeighbourTarget | Self::HopLimit | Self::Length => Kind::Integer,
-            Self::Protocol => Kind::Protocol,
-            Self::Port => Kind::Port,
-            Self::TcpFlags => Kind::Integer,
-            Self::Icmpv6Type => Kind::Icmpv6Type,
-            Self::InputInterface | Self::OutputInterface => Kind::Interface,
-            Self::EtherType | Self::FrameType => Kind::EtherType,
-            Self::PacketType => Kind::PacketType,
-            Self::Mark | Self::ConntrackMark => Kind::Mark,
-            Self::Priority => Kind::Class,
-            Self::ConntrackState => Kind::State,
-            Self::ConntrackStatus => Kind::Status,
-            Self::DestinationType => Kind::RouteType,
+            Self::ArpSender => NftType::Ipv4,
+            Self::EtherSource | Self::EtherDestination | Self::ArpSenderEther => NftType::Ether,
+            Self::NeighbourTarget | Self::HopLimit | Self::Length => NftType::Integer,
+            Self::Protocol => NftType::Protocol,
+            Self::Port => NftType::Port,
+            Self::TcpFlags => NftType::Integer,
+            Self::Icmpv6Type => NftType::Icmpv6Type,
+            Self::InputInterface | Self::OutputInterface => NftType::Interface,
+            Self::EtherType | Self::FrameType => NftType::EtherType,
+            Self::PacketType => NftType::PacketType,
+            Self::Mark | Self::ConntrackMark => NftType::Mark,
+            Self::Priority => NftType::Class,
+            Self::ConntrackState => NftType::State,
+            Self::ConntrackStatus => NftType::Status,
+            Self::DestinationType => NftType::RouteType,
         }
     }
 }
 
 impl Expr {
     /// Of what types its parts are; for a map, those of its key.
-    pub fn kinds(&self) -> Vec<Kind> {
+    pub fn kinds(&self) -> Vec<NftType> {
         match self {
             Self::Field(field) => vec![field.kind()],
             Self::And(of, _) | Self::Or(of, _) | Self::Map(of, _) => of.kinds(),
             Self::Concat(parts) => parts.iter().flat_map(Self::kinds).collect(),
-            Self::Random(_) | Self::Constant(_) => vec![Kind::Integer],
+            Self::Random(_) | Self::Constant(_) => vec![NftType::Integer],
         }
     }
 }

@@ -16,7 +16,7 @@ pub type Key = Vec<Atom>;
 
 /// nft's data types, as far as they are known here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum NftType {
     Ipv4,
     Ipv6,
     Protocol,
@@ -89,7 +89,7 @@ pub const DST_NAT: u128 = 1 << 5;
 pub const LOCAL: u128 = 2;
 pub const UNICAST: u128 = 1;
 
-impl Kind {
+impl NftType {
     /// By the name that `type` takes.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {

@@ -16,18 +16,18 @@ use tokio::time::sleep;
 use super::change;
 use super::exec;
 use super::kinds::{PathTarget, RESOURCES, Resource};
-use super::manners::{Asked, Manners, query_of};
+use super::manners::{Manners, ReceivedRequest, query_of};
 use super::select::Selector;
 use super::server::Shared;
 use super::store::Stored;
-use super::watch::{Body, Pipe, Wanted, Watch, expired};
+use super::watch::{Body, Pipe, Watch, WatchScope, expired};
 
 /// Where a client asks what it may do.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// A request's answer.
 pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
-    let asked = Asked {
+    let received = ReceivedRequest {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
@@ -35,9 +35,9 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
         at: Instant::now(),
         status: 0,
     };
-    let number = shared.record(asked.clone());
-    let mut response = answer_to(&shared, &asked, request).await;
-    if asked.protobuf && response.status().as_u16() >= 400 {
+    let number = shared.record(received.clone());
+    let mut response = answer_to(&shared, &received, request).await;
+    if received.protobuf && response.status().as_u16() >= 400 {
         response = refusal_in_protobuf(response).await;
     }
     response.headers_mut().insert("date", date(shared.manners().clock_ahead));
@@ -78,7 +78,7 @@ fn too_many(seconds: u64) -> Response<Body> {
 
 async fn answer_to(
     shared: &Arc<Shared>,
-    asked: &Asked,
+    received: &ReceivedRequest,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let manners = shared.manners();
@@ -87,13 +87,13 @@ async fn answer_to(
     if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
         return failure(401, "Unauthorized", "Unauthorized");
     }
-    if asked.path == REVIEWS {
+    if received.path == REVIEWS {
         return match refused(&manners, "selfsubjectaccessreviews").await {
             Some(refusal) => refusal,
             None => review(&manners, request).await,
         };
     }
-    if let Some((namespace, pod, subresource)) = exec::subresource(&asked.path) {
+    if let Some((namespace, pod, subresource)) = exec::subresource(&received.path) {
         let (resource, verbs) = match subresource {
             "exec" => ("pods/exec", manners.exec_verbs()),
             _ => ("pods/log", &["get"][..]),
@@ -109,14 +109,14 @@ async fn answer_to(
             _ => json_answer(200, format!("the log of {pod}\n").into()),
         };
     }
-    let Some(target) = PathTarget::parse(&asked.path) else {
-        return discovery(&asked.path, &manners);
+    let Some(target) = PathTarget::parse(&received.path) else {
+        return discovery(&received.path, &manners);
     };
     let plural = target.resource.plural;
-    while shared.manners().silent_paths.contains(&asked.path) {
+    while shared.manners().silent_paths.contains(&received.path) {
         sleep(Duration::from_millis(20)).await;
     }
-    if manners.garbled_paths.contains(&asked.path) {
+    if manners.garbled_paths.contains(&received.path) {
         return json_answer(200, "<html>Welcome</html>".into());
     }
     if let Some(refusal) = refused(&manners, plural).await {
@@ -125,7 +125,7 @@ async fn answer_to(
     if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
         return too_many(seconds);
     }
-    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&asked.path) {
+    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&received.path) {
         let message =
             format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
         return failure(403, "Forbidden", &message);
@@ -134,7 +134,7 @@ async fn answer_to(
         (&Method::GET, Some(name)) => {
             let namespace = target.namespace.as_deref().unwrap_or_default();
             match shared.store.get(target.resource, namespace, name) {
-                Some(object) => match object.protobuf.as_ref().filter(|_| asked.protobuf) {
+                Some(object) => match object.protobuf.as_ref().filter(|_| received.protobuf) {
                     Some(message) => {
                         let Resource { version, kind, .. } = target.resource;
                         let written = protobuf::envelope(version, kind, message);
@@ -145,8 +145,8 @@ async fn answer_to(
                 None => change::not_found(&target),
             }
         }
-        (&Method::GET, None) if asked.is_watch() => watch(shared, asked, target),
-        (&Method::GET, None) => page(shared, asked, &target),
+        (&Method::GET, None) if received.is_watch() => watch(shared, received, target),
+        (&Method::GET, None) => page(shared, received, &target),
         _ => change::change(shared, &target, request).await,
     }
 }
@@ -190,8 +190,13 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
     json_answer(201, review.to_string().into())
 }
 
-fn selector(asked: &Asked, target: &PathTarget, manners: &Manners) -> Result<Selector, String> {
-    let (labels, fields) = (asked.parameter("labelSelector"), asked.parameter("fieldSelector"));
+fn selector(
+    received: &ReceivedRequest,
+    target: &PathTarget,
+    manners: &Manners,
+) -> Result<Selector, String> {
+    let (labels, fields) =
+        (received.parameter("labelSelector"), received.parameter("fieldSelector"));
     if let Some(fields) =
         fields.filter(|selector| manners.refuses_fields && !selector.starts_with("metadata."))
     {
@@ -201,41 +206,41 @@ fn selector(asked: &Asked, target: &PathTarget, manners: &Manners) -> Result<Sel
     Selector::parse(labels, fields, target.namespace.as_deref())
 }
 
-fn watch(shared: &Arc<Shared>, asked: &Asked, target: PathTarget) -> Response<Body> {
+fn watch(shared: &Arc<Shared>, received: &ReceivedRequest, target: PathTarget) -> Response<Body> {
     let manners = shared.manners();
-    let selector = match selector(asked, &target, &manners) {
+    let selector = match selector(received, &target, &manners) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
-    let initial = asked.is_stream();
+    let initial = received.is_stream();
     if initial
         && (manners.refuses_streams
-            || asked.parameter("resourceVersionMatch") != Some("NotOlderThan"))
+            || received.parameter("resourceVersionMatch") != Some("NotOlderThan"))
     {
         let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
                        unless the WatchList feature gate is enabled";
         return failure(422, "Invalid", message);
     }
-    let since = asked.parameter("resourceVersion").unwrap_or_default();
+    let since = received.parameter("resourceVersion").unwrap_or_default();
     let since = match (initial, since.parse()) {
         (true, _) => None,
         (false, Ok(since)) => Some(since),
         (false, Err(_)) => return failure(400, "BadRequest", "invalid resource version"),
     };
     let (pipe, body) = Pipe::new(manners);
-    let protobuf = asked.protobuf && protobuf::has(target.resource.kind);
-    let wanted = Wanted {
+    let protobuf = received.protobuf && protobuf::has(target.resource.kind);
+    let scope = WatchScope {
         protobuf,
         resource: target.resource,
         selector,
         since,
-        bookmarks: asked.parameter("allowWatchBookmarks") == Some("true"),
-        seconds: asked
+        bookmarks: received.parameter("allowWatchBookmarks") == Some("true"),
+        seconds: received
             .parameter("timeoutSeconds")
             .and_then(|text| text.parse().ok())
             .unwrap_or(1800),
     };
-    tokio::spawn(Watch::new(shared.clone(), wanted, pipe).run());
+    tokio::spawn(Watch::new(shared.clone(), scope, pipe).run());
     match protobuf {
         true => response_of(&format!("{PROTOBUF};stream=watch"), 200, body),
         false => response(200, body),
@@ -243,13 +248,13 @@ fn watch(shared: &Arc<Shared>, asked: &Asked, target: PathTarget) -> Response<Bo
 }
 
 /// A page of a list: all pages show the moment of the first.
-fn page(shared: &Arc<Shared>, asked: &Asked, target: &PathTarget) -> Response<Body> {
+fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -> Response<Body> {
     let manners = shared.manners();
-    let selector = match selector(asked, target, &manners) {
+    let selector = match selector(received, target, &manners) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
-    let least = asked.parameter("resourceVersion").and_then(|text| text.parse().ok());
+    let least = received.parameter("resourceVersion").and_then(|text| text.parse().ok());
     let current = shared.store.list(target.resource, &selector).1;
     if least.is_some_and(|least: u64| least > current) {
         let message = format!(
@@ -258,10 +263,11 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &PathTarget) -> Response<Bo
         );
         return failure(504, "Timeout", &message);
     }
-    let limit = asked.parameter("limit").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX);
+    let limit =
+        received.parameter("limit").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX);
     let limit = limit.min(manners.page).max(1);
     let (objects, version, from) =
-        match asked.parameter("continue").and_then(|token| token.split_once('.')) {
+        match received.parameter("continue").and_then(|token| token.split_once('.')) {
             None => {
                 let (objects, version) = shared.store.list(target.resource, &selector);
                 (objects, version, 0_usize)
@@ -277,7 +283,7 @@ fn page(shared: &Arc<Shared>, asked: &Asked, target: &PathTarget) -> Response<Bo
         };
     let to = objects.len().min(from.saturating_add(limit));
     let next = (to < objects.len()).then_some(to);
-    let in_protobuf = asked.protobuf && protobuf::has(target.resource.kind);
+    let in_protobuf = received.protobuf && protobuf::has(target.resource.kind);
     let text: Bytes = match in_protobuf {
         true => list_in_protobuf(target.resource, &objects[from..to], version, next).into(),
         false => list_of(target.resource, &objects[from..to], version, next).into(),

@@ -130,7 +130,7 @@ pub(super) fn exec(
             .collect::<Vec<_>>()
     };
     let container = values("container").pop().unwrap_or_default();
-    let asked = ExecRequest { namespace, pod, container, command: values("command") };
+    let call = ExecRequest { namespace, pod, container, command: values("command") };
     let upgrade = hyper::upgrade::on(&mut request);
     let shared = shared.clone();
     tokio::spawn(async move {
@@ -138,7 +138,7 @@ pub(super) fn exec(
         let socket =
             WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
         let _executing = shared.executing();
-        let execution = executor(&asked);
+        let execution = executor(&call);
         // A client that goes away is no error of the server's.
         let _ = Executing { socket, input: VecDeque::new() }.execute(execution).await;
     });

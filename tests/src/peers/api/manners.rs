@@ -113,7 +113,7 @@ impl Manners {
 
 /// A request that the server got.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct ReceivedRequest {
     /// `GET` and so on.
     pub method: String,
     /// Without the query.
@@ -128,7 +128,7 @@ pub struct Asked {
     pub status: u16,
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// A parameter.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)

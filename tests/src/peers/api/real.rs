@@ -185,8 +185,8 @@ impl RealServer {
         fs::write(&config, text)?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace, "curl", "--config"]).arg(&config);
-        let asked = checked(&mut command).map(drop);
-        asked.with_context(|| fs::read_to_string(&answer).unwrap_or_default())
+        let result = checked(&mut command).map(drop);
+        result.with_context(|| fs::read_to_string(&answer).unwrap_or_default())
     }
 }
 

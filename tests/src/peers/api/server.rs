@@ -20,7 +20,7 @@ use super::Api;
 use super::answer::answer;
 use super::exec::Executor;
 use super::kinds::Resource;
-use super::manners::{Asked, Manners};
+use super::manners::{Manners, ReceivedRequest};
 use super::store::Store;
 use super::tls::{Authority, replace};
 use crate::node::netns::Netns;
@@ -33,7 +33,7 @@ const TOKEN: &str = "the-first-token";
 pub(super) struct Shared {
     pub(super) store: Store,
     manners: Mutex<Manners>,
-    asked: Mutex<Vec<Asked>>,
+    requests: Mutex<Vec<ReceivedRequest>>,
     executor: Mutex<Option<Executor>>,
     executions: Arc<Executions>,
     /// Ends every watch in the middle of a line.
@@ -60,7 +60,7 @@ impl Drop for RunningCommand {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("asked", &self.asked).finish_non_exhaustive()
+        f.debug_struct("Shared").field("requests", &self.requests).finish_non_exhaustive()
     }
 }
 
@@ -88,16 +88,16 @@ impl Shared {
         any
     }
 
-    pub(super) fn record(&self, asked: Asked) -> usize {
-        let mut all = self.asked.lock().expect("nobody panics with it");
-        all.push(asked);
+    pub(super) fn record(&self, request: ReceivedRequest) -> usize {
+        let mut all = self.requests.lock().expect("nobody panics with it");
+        all.push(request);
         all.len() - 1
     }
 
     pub(super) fn answered(&self, number: usize, status: u16) {
-        let mut all = self.asked.lock().expect("nobody panics with it");
-        if let Some(asked) = all.get_mut(number) {
-            asked.status = status;
+        let mut all = self.requests.lock().expect("nobody panics with it");
+        if let Some(request) = all.get_mut(number) {
+            request.status = status;
         }
     }
 }
@@ -218,8 +218,8 @@ impl ApiServer {
     }
 
     /// Every request since the beginning.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.shared.asked.lock().expect("nobody panics with it").clone()
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.shared.requests.lock().expect("nobody panics with it").clone()
     }
 
     /// Every object of this resource, by its plural.

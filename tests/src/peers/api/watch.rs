@@ -24,7 +24,7 @@ pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Nobody reads any more.
 #[derive(Debug)]
-pub(super) struct Over;
+pub(super) struct ReaderGone;
 
 /// Where the pieces of a body go.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Pipe {
     }
 
     /// Sends these bytes, at the server's configured pace.
-    pub(super) async fn write(&self, bytes: Bytes) -> Result<(), Over> {
+    pub(super) async fn write(&self, bytes: Bytes) -> Result<(), ReaderGone> {
         let Some((size, pause)) = self.manners.slow else {
             return self.send(Ok(Frame::data(bytes))).await;
         };
@@ -56,23 +56,23 @@ impl Pipe {
     }
 
     /// Sends half of these bytes and ends the connection without a word.
-    pub(super) async fn break_off(&self, bytes: &Bytes) -> Over {
+    pub(super) async fn break_off(&self, bytes: &Bytes) -> ReaderGone {
         let half = bytes.slice(..bytes.len() / 2);
         let _ = self.send(Ok(Frame::data(half))).await;
         // What was written must have left before the connection is gone.
         sleep(std::time::Duration::from_millis(20)).await;
         let _ = self.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
-        Over
+        ReaderGone
     }
 
-    async fn send(&self, piece: Result<Frame<Bytes>, io::Error>) -> Result<(), Over> {
-        self.sender.send(piece).await.map_err(|_| Over)
+    async fn send(&self, piece: Result<Frame<Bytes>, io::Error>) -> Result<(), ReaderGone> {
+        self.sender.send(piece).await.map_err(|_| ReaderGone)
     }
 }
 
 /// What a watch is to show.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct WatchScope {
     pub(super) resource: Resource,
     pub(super) selector: Selector,
     /// After which version; `None` for a list as a stream.
@@ -85,7 +85,7 @@ pub(super) struct Wanted {
 /// A watch that runs.
 pub(super) struct Watch {
     shared: Arc<Shared>,
-    wanted: Wanted,
+    scope: WatchScope,
     pipe: Pipe,
     sent: usize,
     cut: watch::Receiver<u64>,
@@ -94,12 +94,12 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Hears from now on when it is to break off.
-    pub(super) fn new(shared: Arc<Shared>, wanted: Wanted, pipe: Pipe) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, scope: WatchScope, pipe: Pipe) -> Self {
         Self {
             cut: shared.cut.subscribe(),
             expire: shared.expire.subscribe(),
             shared,
-            wanted,
+            scope,
             pipe,
             sent: 0,
         }
@@ -110,19 +110,19 @@ impl Watch {
         let _ = self.serve().await;
     }
 
-    async fn serve(&mut self) -> Result<(), Over> {
+    async fn serve(&mut self) -> Result<(), ReaderGone> {
         let mut versions = self.shared.store.versions();
-        let mut since = match self.wanted.since {
+        let mut since = match self.scope.since {
             Some(since) => since,
             None => self.initial().await?,
         };
         let manners = self.pipe.manners.clone();
-        let asked = std::time::Duration::from_secs(self.wanted.seconds);
-        let end = Instant::now() + manners.watches_last.min(asked);
+        let longest = std::time::Duration::from_secs(self.scope.seconds);
+        let end = Instant::now() + manners.watches_last.min(longest);
         let mut bookmark = interval_at(Instant::now() + manners.bookmarks, manners.bookmarks);
         loop {
             versions.borrow_and_update();
-            let Wanted { resource, selector, .. } = &self.wanted;
+            let WatchScope { resource, selector, .. } = &self.scope;
             if !self.shared.manners().late.contains(&resource.plural) {
                 let Ok((events, until)) = self.shared.store.events(*resource, selector, since)
                 else {
@@ -138,19 +138,19 @@ impl Watch {
                 _ = self.cut.changed() => {
                     let line = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj");
                     let frame = Bytes::from_static(&[0, 0, 1, 0, 0x0a, 5, b'A', b'D']);
-                    let half = if self.wanted.protobuf { frame } else { line };
+                    let half = if self.scope.protobuf { frame } else { line };
                     return Err(self.pipe.break_off(&half).await);
                 }
                 _ = self.expire.changed() => return self.expired().await,
-                _ = bookmark.tick() => if self.wanted.bookmarks { self.bookmark(since, false).await?; },
+                _ = bookmark.tick() => if self.scope.bookmarks { self.bookmark(since, false).await?; },
                 () = sleep_until(end) => return Ok(()),
             }
         }
     }
 
     /// All that exists, and the bookmark that ends it.
-    async fn initial(&mut self) -> Result<u64, Over> {
-        let Wanted { resource, selector, .. } = &self.wanted;
+    async fn initial(&mut self) -> Result<u64, ReaderGone> {
+        let WatchScope { resource, selector, .. } = &self.scope;
         let (objects, version) = self.shared.store.list(*resource, selector);
         let breaks = self.shared.take(|manners| &mut manners.breaks_lists);
         let half = objects.len() / 2;
@@ -166,8 +166,8 @@ impl Watch {
         Ok(version)
     }
 
-    async fn bookmark(&mut self, version: u64, ends: bool) -> Result<(), Over> {
-        let Resource { version: api, kind, .. } = self.wanted.resource;
+    async fn bookmark(&mut self, version: u64, ends: bool) -> Result<(), ReaderGone> {
+        let Resource { version: api, kind, .. } = self.scope.resource;
         let annotations =
             if ends { json!({ "k8s.io/initial-events-end": "true" }) } else { Value::Null };
         let object = json!({
@@ -181,20 +181,20 @@ impl Watch {
         self.value("BOOKMARK", kind, &text).await
     }
 
-    async fn expired(&mut self) -> Result<(), Over> {
+    async fn expired(&mut self) -> Result<(), ReaderGone> {
         self.value("ERROR", "Status", &expired()).await
     }
 
-    async fn object(&mut self, event: &str, object: &Stored) -> Result<(), Over> {
-        let Resource { version, kind, .. } = self.wanted.resource;
-        match object.protobuf.as_ref().filter(|_| self.wanted.protobuf) {
+    async fn object(&mut self, event: &str, object: &Stored) -> Result<(), ReaderGone> {
+        let Resource { version, kind, .. } = self.scope.resource;
+        match object.protobuf.as_ref().filter(|_| self.scope.protobuf) {
             Some(message) => self.frame(event, version, kind, message).await,
             None => self.line(event, &object.json).await,
         }
     }
 
-    async fn value(&mut self, event: &str, kind: &str, value: &Value) -> Result<(), Over> {
-        if !self.wanted.protobuf {
+    async fn value(&mut self, event: &str, kind: &str, value: &Value) -> Result<(), ReaderGone> {
+        if !self.scope.protobuf {
             return self.line(event, value.to_string().as_bytes()).await;
         }
         let message = protobuf::object(kind, value);
@@ -207,14 +207,14 @@ impl Watch {
         version: &str,
         kind: &str,
         message: &[u8],
-    ) -> Result<(), Over> {
+    ) -> Result<(), ReaderGone> {
         self.garbage(b"\0\0\0\x09}garbage{").await?;
         let object = protobuf::envelope(version, kind, message);
         self.pipe.write(protobuf::event(event, &object).into()).await
     }
 
     /// Something that is no event, once in a while.
-    async fn garbage(&mut self, bytes: &'static [u8]) -> Result<(), Over> {
+    async fn garbage(&mut self, bytes: &'static [u8]) -> Result<(), ReaderGone> {
         self.sent += 1;
         match self.pipe.manners.garbage_every {
             Some(every) if self.sent.is_multiple_of(every) => {
@@ -224,7 +224,7 @@ impl Watch {
         }
     }
 
-    async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), Over> {
+    async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), ReaderGone> {
         self.garbage(b"}no JSON{\n").await?;
         let mut line = Vec::with_capacity(object.len() + 40);
         line.extend_from_slice(format!("{{\"type\":\"{kind}\",\"object\":").as_bytes());

@@ -222,8 +222,8 @@ impl Kubelet<'_> {
 impl DaemonPod {
     /// What `denizen-agent status` says in the container `agent`; until it answers, an error.
     pub fn status(&self) -> Result<Value> {
-        let said = self.exec("agent", &["denizen-agent", "status", "--output", "json"])?;
-        Ok(serde_json::from_str(&said)?)
+        let output = self.exec("agent", &["denizen-agent", "status", "--output", "json"])?;
+        Ok(serde_json::from_str(&output)?)
     }
 
     /// What `denizen-agent check` finds in the container `agent`.

@@ -128,15 +128,15 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
             && served.iter().all(|(n, is)| *is == (*n == 30))
             && served.len() == 4
     })?;
-    let said = |what: &str| agent.log().matches(what).count();
-    let (reported, taken) = (said("all else is written"), said("accepted now"));
+    let output = |what: &str| agent.log().matches(what).count();
+    let (reported, taken) = (output("all else is written"), output("accepted now"));
     context.free()?;
     let status = agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
     let served = context.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
-    ensure!(said("all else is written") == reported, "it is reported once");
-    ensure!(said("accepted now") == taken + 2 * HELD.len(), "and that it is over");
+    ensure!(output("all else is written") == reported, "it is reported once");
+    ensure!(output("accepted now") == taken + 2 * HELD.len(), "and that it is over");
     Ok(())
 }
 

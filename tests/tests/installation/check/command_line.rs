@@ -11,10 +11,10 @@ fn a_wrong_flag_has_an_exit_code_of_its_own() -> Result<()> {
         ["--sysctl-dir=/nowhere", "--nodeport-addresses=x", "--unknown", "--config=/nowhere"]
     {
         let output = Command::new(binary::ours("denizen-agent")?).args(["check", flag]).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(2) && output.stdout.is_empty(), "{flag}: {output:?}");
         let name = flag.split('=').next().unwrap_or_default().trim_start_matches('-');
-        ensure!(said.contains(name) || said.contains("/nowhere"), "{flag}: {said}");
+        ensure!(printed.contains(name) || printed.contains("/nowhere"), "{flag}: {printed}");
     }
     Ok(())
 }

@@ -63,8 +63,8 @@ impl Speaker {
         assert_eq!(capabilities, NET_BIND_SERVICE | NET_ADMIN | NET_RAW);
         let program = fs::read_link(self.pod.process("bird")?.join("exe"))?;
         assert_eq!(program.to_string_lossy(), "/usr/sbin/bird");
-        let said = self.exec(&self.container["readinessProbe"])?;
-        ensure!(said.contains("Daemon is up and running"), "{said}");
+        let output = self.exec(&self.container["readinessProbe"])?;
+        ensure!(output.contains("Daemon is up and running"), "{output}");
         let heard = || self.router.ask("show route all");
         let is_heard = |routes: &String| routes.contains(POD_CIDR);
         observed("heard", PATIENCE, heard, is_heard).with_context(|| self.pod.log("bird"))?;
@@ -75,9 +75,9 @@ impl Speaker {
     pub(super) fn end(self) -> Result<()> {
         // BIRD is its container's first process: its end can kill `birdcl` before that has printed
         // the answer, and the exec fails. A kubelet goes on all the same.
-        let said = self.exec(&self.container["lifecycle"]["preStop"]);
+        let output = self.exec(&self.container["lifecycle"]["preStop"]);
         eventually("the session is over", PATIENCE, || Ok(self.router.established()? == 0))
-            .with_context(|| format!("what preStop said: {said:?}"))?;
+            .with_context(|| format!("what preStop said: {output:?}"))?;
         let shown = self.router.ask("show protocols all node")?;
         ensure!(!shown.contains("Received:"), "BIRD said goodbye: {shown}");
         let routes = self.router.ask("show route")?;

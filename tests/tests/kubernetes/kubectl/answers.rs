@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
+use denizen_tests::workstation::Workstation;
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 
@@ -25,18 +25,18 @@ fn says(answer: Value) -> Execution {
 
 #[test]
 fn a_thousand_nodes_are_asked_fifty_at_once() -> Result<()> {
-    let desk = Desk::new("thousand")?;
-    (0..1000).try_for_each(|at| desk.node_with_agent(&format!("n{at:03}")))?;
-    desk.execute(|_, _| {
+    let workstation = Workstation::new("thousand")?;
+    (0..1000).try_for_each(|at| workstation.node_with_agent(&format!("n{at:03}")))?;
+    workstation.execute(|_, _| {
         let answer = |_: &Value| json!({ "answer": good() });
         Execution::relays_after(Duration::from_millis(200), answer)
     });
     let began = Instant::now();
-    let said = desk.json(&["status"], 0)?;
+    let output = workstation.json(&["status"], 0)?;
     let took = began.elapsed();
-    let statuses = said.json()?["statuses"].as_array().map(Vec::len);
+    let statuses = output.json()?["statuses"].as_array().map(Vec::len);
     ensure!(statuses == Some(1000), "{statuses:?}");
-    let most = desk.api.most_at_once();
+    let most = workstation.api.most_at_once();
     ensure!((2..=50).contains(&most), "{most} at once");
     let kilobytes = getrusage(UsageWho::RUSAGE_CHILDREN)?.max_rss();
     eprintln!("{most} at once, {kilobytes} KB, {took:?}");
@@ -46,15 +46,15 @@ fn a_thousand_nodes_are_asked_fifty_at_once() -> Result<()> {
 
 #[test]
 fn who_does_not_answer_well_is_named_beside_the_answers_of_the_others() -> Result<()> {
-    let desk = Desk::new("silent")?;
+    let workstation = Workstation::new("silent")?;
     for node in ["good", "hangs", "cut", "garbled", "ends", "fails", "newer"] {
-        desk.node_with_agent(node)?;
+        workstation.node_with_agent(node)?;
     }
-    desk.node("none", "192.168.0.9")?;
-    desk.node("crashing", "192.168.0.8")?;
-    desk.agent("crashing", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
+    workstation.node("none", "192.168.0.9")?;
+    workstation.node("crashing", "192.168.0.8")?;
+    workstation.agent("crashing", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
     let hello = |protocol: u8| format!("{{\"agent\":\"7\",\"protocol\":{protocol}}}\n");
-    desk.execute(move |node, _| {
+    workstation.execute(move |node, _| {
         let prints = |stdout: String, stderr: &str, code| Execution::Prints {
             stdout: stdout.into_bytes(),
             stderr: stderr.as_bytes().to_vec(),
@@ -70,7 +70,7 @@ fn who_does_not_answer_well_is_named_beside_the_answers_of_the_others() -> Resul
             _ => Execution::Hangs,
         }
     });
-    let said = desk.json(&["status", "--timeout", "4s"], 3)?;
+    let output = workstation.json(&["status", "--timeout", "4s"], 3)?;
     let expected = [
         ("hangs", "timed-out", "within"),
         ("cut", "cut-off", "cut off after"),
@@ -82,12 +82,12 @@ fn who_does_not_answer_well_is_named_beside_the_answers_of_the_others() -> Resul
         ("crashing", "not-running", "CrashLoopBackOff, exit code 139"),
     ];
     for (node, code, words) in expected {
-        let (found, reason) = said.unanswered(node)?;
+        let (found, reason) = output.unanswered(node)?;
         ensure!(found == code && reason.contains(words), "{node}: {found}: {reason}");
     }
-    let json = said.json()?;
+    let json = output.json()?;
     ensure!(json["statuses"][0]["node"] == "good" && json["nodes"] == 9, "{json:#}");
-    let text = desk.run(&["status", "--timeout", "4s"])?.stdout;
+    let text = workstation.run(&["status", "--timeout", "4s"])?.stdout;
     ensure!(text.contains("1 of 9 nodes answered; not:"), "{text}");
     ensure!(text.contains("no such file\\u{1b}[2J") && !text.contains('\u{1b}'), "{text}");
     ensure!(text.lines().filter(|line| line.starts_with("good ")).count() == 1, "{text}");
@@ -97,11 +97,11 @@ fn who_does_not_answer_well_is_named_beside_the_answers_of_the_others() -> Resul
 /// Both protocols of the API server; each answer byte for byte, though standard error is full.
 #[test]
 fn an_answer_of_five_megabytes_arrives_whole() -> Result<()> {
-    let desk = Desk::new("large")?;
-    desk.node_with_agent("n1")?;
+    let workstation = Workstation::new("large")?;
+    workstation.node_with_agent("n1")?;
     let large: String = (0..5 << 20).map(|at| char::from(b'a' + (at % 23) as u8)).collect();
     let expected = large.clone();
-    desk.execute(move |_, _| {
+    workstation.execute(move |_, _| {
         let answer = json!({ "answer": { "synced": true, "large": large } });
         let hello = "{\"agent\":\"0.1.0\",\"protocol\":1}\n";
         Execution::Prints {
@@ -111,9 +111,9 @@ fn an_answer_of_five_megabytes_arrives_whole() -> Result<()> {
         }
     });
     for protocol in ["v5.channel.k8s.io", "v4.channel.k8s.io"] {
-        desk.api.behave(|manners| manners.exec_protocol = protocol);
-        let said = desk.json(&["status"], 0)?.json()?;
-        let found = said["statuses"][0]["status"]["large"].as_str().context("no text")?;
+        workstation.api.behave(|manners| manners.exec_protocol = protocol);
+        let output = workstation.json(&["status"], 0)?.json()?;
+        let found = output["statuses"][0]["status"]["large"].as_str().context("no text")?;
         ensure!(found == expected, "{protocol}: {} bytes", found.len());
     }
     Ok(())
@@ -121,9 +121,9 @@ fn an_answer_of_five_megabytes_arrives_whole() -> Result<()> {
 
 #[test]
 fn what_is_equal_on_forty_nodes_is_said_once() -> Result<()> {
-    let desk = Desk::new("equal")?;
-    (0..40).try_for_each(|at| desk.node_with_agent(&format!("n{at:02}")))?;
-    desk.execute(|node, _| {
+    let workstation = Workstation::new("equal")?;
+    (0..40).try_for_each(|at| workstation.node_with_agent(&format!("n{at:02}")))?;
+    workstation.execute(|node, _| {
         let number = node.trim_start_matches('n').to_owned();
         let of = move |request: &Value| {
             if request.get("check").is_none() {
@@ -140,15 +140,15 @@ fn what_is_equal_on_forty_nodes_is_said_once() -> Result<()> {
         };
         Execution::relays(of)
     });
-    let said = desk.run(&["check"])?;
-    ensure!(said.code == 1, "{said:#?}");
-    let lines: Vec<&str> = said.stdout.lines().collect();
+    let output = workstation.run(&["check"])?;
+    ensure!(output.code == 1, "{output:#?}");
+    let lines: Vec<&str> = output.stdout.lines().collect();
     let expected = ["FAILURE  settings/forwarding (n07)", "    off\\u{9b}"];
-    ensure!(lines[..2] == expected, "{said:#?}");
+    ensure!(lines[..2] == expected, "{output:#?}");
     let equal =
         lines.iter().filter(|line| line.starts_with("warning  cni-plugin/records (40 nodes"));
-    ensure!(equal.count() == 1, "{said:#?}");
-    let findings = desk.json(&["check"], 1)?.json()?["findings"].take();
+    ensure!(equal.count() == 1, "{output:#?}");
+    let findings = workstation.json(&["check"], 1)?.json()?["findings"].take();
     let nodes: Vec<Option<usize>> = findings
         .as_array()
         .context("no findings")?
@@ -162,9 +162,9 @@ fn what_is_equal_on_forty_nodes_is_said_once() -> Result<()> {
 /// An agent without `relay` is asked by its commands, and says what it lacks.
 #[test]
 fn an_older_agent_answers() -> Result<()> {
-    let desk = Desk::new("older")?;
-    desk.node_with_agent("n1")?;
-    desk.execute(|_, request| {
+    let workstation = Workstation::new("older")?;
+    workstation.node_with_agent("n1")?;
+    workstation.execute(|_, request| {
         let prints = |stdout: Value, stderr: &str, code| Execution::Prints {
             stdout: format!("{stdout}\n").into_bytes(),
             stderr: stderr.as_bytes().to_vec(),
@@ -186,21 +186,21 @@ fn an_older_agent_answers() -> Result<()> {
             },
         }
     });
-    let status = desk.run(&["status"])?;
+    let status = workstation.run(&["status"])?;
     ensure!(status.code == 0 && status.stdout.contains("older"), "{status:#?}");
-    ensure!(desk.json(&["check"], 1)?.stdout.contains("\"server\""));
-    desk.json(&["drops"], 0)?;
-    let (code, reason) = desk.json(&["services", "web"], 3)?.unanswered("n1")?;
+    ensure!(workstation.json(&["check"], 1)?.stdout.contains("\"server\""));
+    workstation.json(&["drops"], 0)?;
+    let (code, reason) = workstation.json(&["services", "web"], 3)?.unanswered("n1")?;
     ensure!(code == "failed" && reason.contains("older, and does not know view"), "{reason}");
     Ok(())
 }
 
 #[test]
 fn a_right_that_lacks_is_named() -> Result<()> {
-    let desk = Desk::new("rights")?;
-    desk.node_with_agent("n1")?;
-    desk.node("n2", "192.168.0.2")?;
-    desk.execute(|_, _| says(good()));
+    let workstation = Workstation::new("rights")?;
+    workstation.node_with_agent("n1")?;
+    workstation.node("n2", "192.168.0.2")?;
+    workstation.execute(|_, _| says(good()));
     // A newer server asks for both verbs.
     for (release, forbidden, lacking) in [
         ("v1.34.2", "create pods/exec", None),
@@ -208,68 +208,69 @@ fn a_right_that_lacks_is_named() -> Result<()> {
         ("v1.34.2", "get pods/exec", Some("get")),
         ("v1.36.0", "get pods/exec", Some("get")),
     ] {
-        desk.api.behave(|manners| {
+        workstation.api.behave(|manners| {
             manners.release = release;
             manners.forbidden = vec![forbidden];
         });
         // The other node has no agent.
-        let said = desk.json(&["status"], 3)?;
+        let output = workstation.json(&["status"], 3)?;
         let Some(verb) = lacking else {
-            ensure!(said.json()?["statuses"][0]["node"] == "n1", "{said:#?}");
+            ensure!(output.json()?["statuses"][0]["node"] == "n1", "{output:#?}");
             continue;
         };
-        let (code, reason) = said.unanswered("n1")?;
+        let (code, reason) = output.unanswered("n1")?;
         ensure!(code == "forbidden" && reason.contains("get and create pods/exec"), "{reason}");
         ensure!(reason.contains(&format!("cannot {verb} resource \"pods/exec\"")), "{reason}");
     }
     // Less is known, and the rest is answered.
-    desk.api.behave(|manners| manners.forbidden = vec!["nodes"]);
-    let said = desk.json(&["status"], 0)?.json()?;
-    ensure!(said["nodes"] == 1, "{said:#}");
-    ensure!(said["notes"].to_string().contains("needs: list nodes"), "{said:#}");
-    desk.api.behave(|manners| manners.forbidden = vec!["pods"]);
-    let said = desk.run(&["status"])?;
-    ensure!(said.code == 2 && said.stderr.contains("needs: list pods"), "{said:#?}");
+    workstation.api.behave(|manners| manners.forbidden = vec!["nodes"]);
+    let output = workstation.json(&["status"], 0)?.json()?;
+    ensure!(output["nodes"] == 1, "{output:#}");
+    ensure!(output["notes"].to_string().contains("needs: list nodes"), "{output:#}");
+    workstation.api.behave(|manners| manners.forbidden = vec!["pods"]);
+    let output = workstation.run(&["status"])?;
+    ensure!(output.code == 2 && output.stderr.contains("needs: list pods"), "{output:#?}");
     Ok(())
 }
 
 #[test]
 fn somebody_elses_pod_with_our_label_is_not_asked() -> Result<()> {
-    let desk = Desk::new("label")?;
-    desk.node_with_agent("n1")?;
-    let mut pod = desk.api.objects("pods").pop().context("no pod")?;
+    let workstation = Workstation::new("label")?;
+    workstation.node_with_agent("n1")?;
+    let mut pod = workstation.api.objects("pods").pop().context("no pod")?;
     pod["metadata"] = json!({
         "namespace": "hacker",
         "name": "denizen-n1",
         "labels": { "app.kubernetes.io/name": "denizen" },
     });
-    desk.api.put(&pod)?;
-    desk.execute(|_, _| says(good()));
-    let said = desk.run(&["status"])?;
-    ensure!(said.code == 2 && said.stderr.contains("hacker, kube-system"), "{said:#?}");
-    desk.json(&["status", "--agent-namespace", "kube-system"], 0)?;
-    let executed = desk.api.asked().into_iter().filter(|asked| asked.path.ends_with("/exec"));
-    for asked in executed {
-        ensure!(asked.path.contains("/namespaces/kube-system/"), "{asked:?}");
+    workstation.api.put(&pod)?;
+    workstation.execute(|_, _| says(good()));
+    let output = workstation.run(&["status"])?;
+    ensure!(output.code == 2 && output.stderr.contains("hacker, kube-system"), "{output:#?}");
+    workstation.json(&["status", "--agent-namespace", "kube-system"], 0)?;
+    let executed =
+        workstation.api.requests().into_iter().filter(|request| request.path.ends_with("/exec"));
+    for request in executed {
+        ensure!(request.path.contains("/namespaces/kube-system/"), "{request:?}");
     }
     Ok(())
 }
 
 #[test]
 fn kubectls_flags_and_files_are_known() -> Result<()> {
-    let desk = Desk::new("flags")?;
-    desk.node_with_agent("n1")?;
-    desk.execute(|_, _| says(good()));
+    let workstation = Workstation::new("flags")?;
+    workstation.node_with_agent("n1")?;
+    workstation.execute(|_, _| says(good()));
     let program = binary::ours("kubectl-denizen")?;
     let run = |kubeconfig: String, words: &[&str]| {
         let mut command = Command::new(&program);
-        desk.said({
+        workstation.output_of({
             command.env_clear().env("KUBECONFIG", kubeconfig).args(words);
             command
         })
     };
-    let real = desk.api.kubeconfig().display().to_string();
-    let other = desk.folder.path().join("other");
+    let real = workstation.api.kubeconfig().display().to_string();
+    let other = workstation.folder.path().join("other");
     let context = json!({ "name": "away", "context": { "cluster": "test", "user": "agent" } });
     let config = json!({ "apiVersion": "v1", "kind": "Config", "contexts": [context] });
     fs::write(&other, config.to_string())?;
@@ -285,8 +286,8 @@ fn kubectls_flags_and_files_are_known() -> Result<()> {
         let mut command = Command::new("kubectl");
         let folder = program.parent().unwrap_or(&program);
         command.env_clear().env("PATH", format!("/usr/bin:/bin:{}", folder.display()));
-        command.env("KUBECONFIG", &list).env("HOME", desk.folder.path()).args(words);
-        desk.said(command)
+        command.env("KUBECONFIG", &list).env("HOME", workstation.folder.path()).args(words);
+        workstation.output_of(command)
     };
     let through = kubectl(&["denizen", "--context", "away", "status", "-o", "json"])?;
     ensure!(through.code == 0 && through.json()?["nodes"] == 1, "{through:#?}");
@@ -299,22 +300,22 @@ fn kubectls_flags_and_files_are_known() -> Result<()> {
 
 #[test]
 fn kubectl_completes_verbs_and_names() -> Result<()> {
-    let desk = Desk::new("complete")?;
-    desk.node_with_agent("n1")?;
-    let link = desk.folder.path().join("kubectl_complete-denizen");
+    let workstation = Workstation::new("complete")?;
+    workstation.node_with_agent("n1")?;
+    let link = workstation.folder.path().join("kubectl_complete-denizen");
     symlink(binary::ours("kubectl-denizen")?, &link)?;
     let complete = |words: &[&str]| -> Result<String> {
         let mut command = Command::new(&link);
-        command.env_clear().env("KUBECONFIG", desk.api.kubeconfig()).args(words);
-        let said = desk.said(command)?;
-        ensure!(said.code == 0 && said.stdout.ends_with(":4\n"), "{said:#?}");
-        Ok(said.stdout)
+        command.env_clear().env("KUBECONFIG", workstation.api.kubeconfig()).args(words);
+        let output = workstation.output_of(command)?;
+        ensure!(output.code == 0 && output.stdout.ends_with(":4\n"), "{output:#?}");
+        Ok(output.stdout)
     };
     ensure!(complete(&["sta"])?.starts_with("status\t"));
     ensure!(complete(&["bundle", "--nodes", ""])? == "n1\n:4\n");
     ensure!(complete(&["policies", "-n", "kube-system", "den"])? == "denizen-n1\n:4\n");
     // Who types does not wait for a server that hangs, and needs none for verbs.
-    desk.api.behave(|manners| manners.silent = vec!["nodes"]);
+    workstation.api.behave(|manners| manners.silent = vec!["nodes"]);
     ensure!(complete(&["bundle", "--nodes", ""])? == ":4\n");
     ensure!(complete(&["--kubeconfig", "/nonexistent", "sta"])?.starts_with("status\t"));
     ensure!(complete(&["--kubeconfig", "/nonexistent", "bundle", "--nodes", ""])? == ":4\n");

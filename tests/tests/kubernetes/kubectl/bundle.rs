@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::desk::{Desk, agent_program};
 use denizen_tests::node::netns::checked;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
+use denizen_tests::workstation::{Workstation, agent_program};
 use serde_json::{Value, json};
 
 use super::real::{Host, hosts};
@@ -51,8 +51,8 @@ fn answers(host: &Host, folder: &Path) -> Result<[(&'static str, Value); 4]> {
         fs::create_dir_all(&folder)?;
         fs::write(folder.join(name), text)?;
         let folder = folder.to_str().context("a path")?;
-        let mut said = command(&["check", "--cni-conf-dir", folder])?;
-        let of: Vec<Value> = serde_json::from_value(said["checks"].take())?;
+        let mut printed = command(&["check", "--cni-conf-dir", folder])?;
+        let of: Vec<Value> = serde_json::from_value(printed["checks"].take())?;
         let finding = of.iter().find(|check| check["name"] == "cni-configuration");
         let code = if name.starts_with("10") { "run-dirs-differ" } else { "cni-unusable" };
         ensure!(finding.is_some_and(|finding| finding["code"] == code), "{name}: {finding:#?}");
@@ -68,11 +68,11 @@ fn answers(host: &Host, folder: &Path) -> Result<[(&'static str, Value); 4]> {
 
 #[test]
 fn no_secret_is_in_a_bundle() -> Result<()> {
-    let desk = Desk::new("secrets")?;
-    let hosts = hosts(&desk, 1)?;
-    let answers = answers(&hosts[0], desk.folder.path())?;
+    let workstation = Workstation::new("secrets")?;
+    let hosts = hosts(&workstation, 1)?;
+    let answers = answers(&hosts[0], workstation.folder.path())?;
     for plural in ["pods", "nodes"] {
-        let mut object = desk.api.objects(plural).pop().context("no object")?;
+        let mut object = workstation.api.objects(plural).pop().context("no object")?;
         object["metadata"]["annotations"] = json!({ "password": SECRET });
         object["metadata"]["labels"]["password"] = json!(SECRET);
         if plural == "pods" {
@@ -80,9 +80,9 @@ fn no_secret_is_in_a_bundle() -> Result<()> {
             object["spec"]["containers"][0]["env"] = env;
             object["spec"]["containers"][0]["command"] = json!(["denizen-agent", SECRET]);
         }
-        desk.api.put(&object)?;
+        workstation.api.put(&object)?;
     }
-    desk.execute(move |_, _| {
+    workstation.execute(move |_, _| {
         let answers = answers.clone();
         let answer = move |request: &Value| {
             let found = answers.iter().find(|(name, _)| request.get(name).is_some());
@@ -90,9 +90,9 @@ fn no_secret_is_in_a_bundle() -> Result<()> {
         };
         Execution::relays(answer)
     });
-    let bundle = desk.folder.path().join("bundle");
-    let said = desk.json(&["bundle", bundle.to_str().context("a path")?], 0)?;
-    ensure!(said.json()?["missing"] == json!({}), "{said:#?}");
+    let bundle = workstation.folder.path().join("bundle");
+    let printed = workstation.json(&["bundle", bundle.to_str().context("a path")?], 0)?;
+    ensure!(printed.json()?["missing"] == json!({}), "{printed:#?}");
     let found = checked(Command::new("grep").args(["-rc", ""]).arg(&bundle))?;
     let files = String::from_utf8(found.stdout)?;
     for file in ["n0/check.json", "n0/status.json", "n0/view.json", "nodes.json", "manifest.json"] {
@@ -100,10 +100,10 @@ fn no_secret_is_in_a_bundle() -> Result<()> {
     }
     let secrets = Command::new("grep").args(["-r", SECRET]).arg(&bundle).output()?;
     ensure!(secrets.status.code() == Some(1), "{}", String::from_utf8_lossy(&secrets.stdout));
-    ensure!(!said.stdout.contains(SECRET), "{said:#?}");
-    for asked in desk.api.asked() {
-        let is_secret = ["secrets", "configmaps"].iter().any(|word| asked.path.contains(word));
-        ensure!(!is_secret && asked.method == "GET", "{asked:?}");
+    ensure!(!printed.stdout.contains(SECRET), "{printed:#?}");
+    for request in workstation.api.requests() {
+        let is_secret = ["secrets", "configmaps"].iter().any(|word| request.path.contains(word));
+        ensure!(!is_secret && request.method == "GET", "{request:?}");
     }
     Ok(())
 }

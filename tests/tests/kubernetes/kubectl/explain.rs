@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::desk::{Desk, Said, agent_program};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -13,6 +12,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::packets::server::Server;
 use denizen_tests::peers::api::Api;
+use denizen_tests::workstation::{CommandOutput, Workstation, agent_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ const HTTP: Port = Port::tcp("http", 80, 8080);
 
 /// A client on the first node; a server on each.
 pub struct Shop {
-    pub desk: Desk,
+    pub workstation: Workstation,
     pub nodes: TwoNodes,
     pub client: Pod,
     pub near: Pod,
@@ -42,7 +42,7 @@ impl Shop {
 
     /// Agents of another release.
     pub fn of(label: &str, flags: &[&str], program: Option<PathBuf>) -> Result<Self> {
-        let desk = Desk::new(label)?;
+        let workstation = Workstation::new(label)?;
         let mut nodes = TwoNodes::new(&format!("{label}-shop"), &Value::Null)?;
         nodes.hosts.iter_mut().for_each(|host| host.program.clone_from(&program));
         let pod = |node, name| nodes.attach_without_agent(node, name, Wiring::Routed);
@@ -54,7 +54,7 @@ impl Shop {
         };
         let _servers = vec![serve(&near)?, serve(&far)?];
         nodes.start_agents(flags)?;
-        let shop = Self { desk, nodes, client, near, far, _servers };
+        let shop = Self { workstation, nodes, client, near, far, _servers };
         shop.put_objects()?;
         shop.hold(&[])?;
         Ok(shop)
@@ -73,20 +73,20 @@ impl Shop {
             manifest::slice("web", &[HTTP], &endpoints),
         ];
         self.nodes.manifests.put("shop", &objects)?;
-        self.desk.api.put_all(&objects)?;
+        self.workstation.api.put_all(&objects)?;
         let mut containers = Vec::new();
         for host in &self.nodes.hosts {
             let name = &host.node.name;
-            self.desk.node(name, &host.node.addresses[0].to_string())?;
+            self.workstation.node(name, &host.node.addresses[0].to_string())?;
             let flags = [format!("--run-dir={}", host.run_dir.display())];
-            self.desk.agent(name, &json!({ "running": {} }), &flags)?;
+            self.workstation.agent(name, &json!({ "running": {} }), &flags)?;
             containers.push((name.clone(), host.netns.path()));
         }
         let program = match &self.nodes.hosts[0].program {
             Some(program) => program.clone(),
             None => agent_program()?,
         };
-        self.desk.execute_on_nodes(program, containers);
+        self.workstation.execute_on_nodes(program, containers);
         Ok(())
     }
 
@@ -125,8 +125,8 @@ impl Shop {
         })
     }
 
-    fn explained(&self, to: &str, code: i32) -> Result<Said> {
-        self.desk.json(&["explain", "client", to], code)
+    fn explained(&self, to: &str, code: i32) -> Result<CommandOutput> {
+        self.workstation.json(&["explain", "client", to], code)
     }
 
     /// What is said of a connection to a pod is what becomes of it.
@@ -178,7 +178,7 @@ fn both_nodes_are_asked_and_packets_agree() -> Result<()> {
     shop.agrees("near", &shop.near, "refused")?;
     shop.agrees("far", &shop.far, "refused")?;
 
-    let restricted = shop.desk.json(&["policies", "near"], 0)?.json()?;
+    let restricted = shop.workstation.json(&["policies", "near"], 0)?.json()?;
     let sides = restricted["sides"].to_string();
     ensure!(sides.contains("deny-near") && sides.contains("isolated"), "{restricted:#}");
     shop.hold(&[])?;
@@ -198,7 +198,7 @@ fn a_connection_of_two_nodes_is_shown_once(shop: &Shop) -> Result<()> {
     for _ in 1..MANY {
         open.push(connect(SocketAddr::new(service, HTTP.port))??);
     }
-    let json = shop.desk.json(&["connections", "--pod", "client"], 0)?.json()?;
+    let json = shop.workstation.json(&["connections", "--pod", "client"], 0)?.json()?;
     let all = json["connections"].as_array().context("no connections")?;
     // Those of the tests before are still closing.
     let is_open = |connection: &&Value| {
@@ -313,7 +313,7 @@ impl<'a> Elsewhere<'a> {
     }
 
     fn explained(&self, to: &str, via: &str, code: i32) -> Result<Value> {
-        self.shop.desk.json(&["explain", CLIENT, to, "--via", via], code)?.json()
+        self.shop.workstation.json(&["explain", CLIENT, to, "--via", via], code)?.json()
     }
 
     fn asks(&self, to: &str) -> Result<Outcome> {
@@ -351,14 +351,14 @@ fn a_node_needs_a_route_to_a_service(shop: &Shop) -> Result<()> {
     };
     shop.explained("web:80", 0)?;
     for to in ["web:80", "172.30.0.10:80"] {
-        let json = shop.desk.json(&["explain", &node, to], 1)?.json()?;
+        let json = shop.workstation.json(&["explain", &node, to], 1)?.json()?;
         let near = way(&json, "node-1")?;
         ensure!(json["verdict"] == "refused", "{json:#}");
         ensure!(near["route"]["why"] == "no route to 172.30.0.10", "{near:#}");
     }
     ensure!(!is_answered(), "there is no route");
     host.netns.ip("route add 172.30.0.0/24 via 192.168.0.2")?;
-    let json = shop.desk.json(&["explain", &node, "web:80"], 0)?.json()?;
+    let json = shop.workstation.json(&["explain", &node, "web:80"], 0)?.json()?;
     ensure!(json["verdict"] == "permitted" && is_answered(), "{json:#}");
     host.netns.ip("route del 172.30.0.0/24")
 }
@@ -366,15 +366,15 @@ fn a_node_needs_a_route_to_a_service(shop: &Shop) -> Result<()> {
 fn what_is_not_known_is_not_permitted(shop: &Shop) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(shop.nodes.hosts[1].agent()?.pid())?);
     kill(pid, Signal::SIGSTOP)?;
-    let said = shop.explained("far:8080", 3)?;
-    ensure!(said.json()?["verdict"] == "unknown", "{said:#?}");
-    let (_, reason) = said.unanswered("node-2")?;
+    let output = shop.explained("far:8080", 3)?;
+    ensure!(output.json()?["verdict"] == "unknown", "{output:#?}");
+    let (_, reason) = output.unanswered("node-2")?;
     ensure!(reason.contains("it is stopped, or hangs"), "{reason}");
     kill(pid, Signal::SIGCONT)?;
-    let nobody = shop.desk.run(&["explain", "client", "nobody:80"])?;
+    let nobody = shop.workstation.run(&["explain", "client", "nobody:80"])?;
     let words = "there is no pod default/nobody";
     ensure!(nobody.code == 2 && nobody.stderr.contains(words), "{nobody:#?}");
-    let outside = shop.desk.run(&["explain", "203.0.113.5", "web:80"])?;
+    let outside = shop.workstation.run(&["explain", "203.0.113.5", "web:80"])?;
     ensure!(outside.code == 2 && outside.stderr.contains("--via NODE"), "{outside:#?}");
     Ok(())
 }

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe};
 use denizen_tests::peers::api::Api;
 use denizen_tests::test_length;
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 use super::explain::Shop;
@@ -33,17 +33,17 @@ fn policy(name: &str, permitted: &str) -> Value {
     })
 }
 
-/// A desk with a shop whose database `web` may reach, and a file with another policy.
-fn shop(label: &str, change: &Value) -> Result<(Desk, String)> {
-    let desk = Desk::new(label)?;
-    desk.node("n1", "192.168.0.1")?;
-    desk.api.put(&pod("db-0", "db", "10.0.0.1"))?;
-    desk.api.put(&pod("web-0", "web", "10.0.0.2"))?;
-    desk.api.put(&pod("job-0", "job", "10.0.0.3"))?;
-    desk.api.put(&policy("db", "web"))?;
-    let file = desk.folder.path().join("policy.json");
+/// A workstation with a shop whose database `web` may reach, and a file with another policy.
+fn shop(label: &str, change: &Value) -> Result<(Workstation, String)> {
+    let workstation = Workstation::new(label)?;
+    workstation.node("n1", "192.168.0.1")?;
+    workstation.api.put(&pod("db-0", "db", "10.0.0.1"))?;
+    workstation.api.put(&pod("web-0", "web", "10.0.0.2"))?;
+    workstation.api.put(&pod("job-0", "job", "10.0.0.3"))?;
+    workstation.api.put(&policy("db", "web"))?;
+    let file = workstation.folder.path().join("policy.json");
     fs::write(&file, change.to_string())?;
-    Ok((desk, file.to_str().context("a path")?.to_owned()))
+    Ok((workstation, file.to_str().context("a path")?.to_owned()))
 }
 
 /// Of each row: lost or gained, the peers, and what would be decided.
@@ -60,23 +60,26 @@ fn rows(answer: &Value) -> Vec<(String, String, String)> {
 
 #[test]
 fn the_clusters_policies_are_what_a_change_changes() -> Result<()> {
-    let (desk, file) = shop("impact", &policy("db", "job"))?;
+    let (workstation, file) = shop("impact", &policy("db", "job"))?;
     let expected = |changes: &[[&str; 3]]| -> Vec<(String, String, String)> {
         let owned = |row: &[&str; 3]| row.map(str::to_owned).into();
         changes.iter().map(owned).collect()
     };
-    let replaced = desk.json(&["impact", "-f", &file], 1)?.json()?;
+    let replaced = workstation.json(&["impact", "-f", &file], 1)?.json()?;
     let swapped = [["lost", "web", "refused"], ["gained", "job", "permitted"]];
     ensure!(rows(&replaced) == expected(&swapped), "{replaced:#}");
     ensure!(replaced["changes"][0]["before"]["policies"] == json!(["shop/db"]), "{replaced:#}");
     ensure!(replaced["pods"] == 3, "{replaced:#}");
     // Another one beside it takes nothing away.
     fs::write(&file, policy("more", "job").to_string())?;
-    let added = desk.json(&["impact", "-f", &file], 0)?.json()?;
+    let added = workstation.json(&["impact", "-f", &file], 0)?.json()?;
     ensure!(rows(&added) == expected(&swapped[1..]), "{added:#}");
-    desk.json(&["impact", "-f", &file, "--fail-on", "warning"], 1)?;
+    workstation.json(&["impact", "-f", &file, "--fail-on", "warning"], 1)?;
     // Nobody executes anything anywhere.
-    ensure!(desk.api.asked().iter().all(|asked| asked.method == "GET"), "something was written");
+    ensure!(
+        workstation.api.requests().iter().all(|request| request.method == "GET"),
+        "something was written"
+    );
     Ok(())
 }
 
@@ -110,14 +113,14 @@ fn the_largest_cluster_is_judged() -> Result<()> {
     let mut change = policy("new", "app-9");
     change["metadata"]["namespace"] = json!("ns-07");
     change["spec"]["podSelector"]["matchLabels"]["app"] = json!("app-8");
-    let (desk, file) = shop("large", &change)?;
-    let manifests = desk.folder.path().join("manifests");
+    let (workstation, file) = shop("large", &change)?;
+    let manifests = workstation.folder.path().join("manifests");
     fs::create_dir(&manifests)?;
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
     fs::write(manifests.join("all.json"), list.to_string())?;
     let began = Instant::now();
     let words = ["impact", "-f", &file, "--manifests", manifests.to_str().context("a path")?];
-    let answer = desk.json(&words, 1)?.json()?;
+    let answer = workstation.json(&words, 1)?.json()?;
     let took = began.elapsed();
     eprintln!("{took:?}");
     ensure!(!test_length::is_full() || took < Duration::from_secs(5), "{took:?}");
@@ -138,14 +141,17 @@ fn the_largest_cluster_is_judged() -> Result<()> {
 /// Nodes can be done without; without policies the answer would be wrong.
 #[test]
 fn what_must_not_be_read_is_named() -> Result<()> {
-    let (desk, file) = shop("unread", &policy("db", "job"))?;
-    desk.api.behave(|manners| manners.forbidden = vec!["nodes"]);
-    let answer = desk.json(&["impact", "-f", &file], 1)?.json()?;
+    let (workstation, file) = shop("unread", &policy("db", "job"))?;
+    workstation.api.behave(|manners| manners.forbidden = vec!["nodes"]);
+    let answer = workstation.json(&["impact", "-f", &file], 1)?.json()?;
     let notes = answer["notes"].to_string();
     ensure!(notes.contains("nodes are not judged"), "{answer:#}");
-    desk.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
-    let said = desk.run(&["impact", "-f", &file])?;
-    ensure!(said.code == 2 && said.stderr.contains("cannot list NetworkPolicies"), "{said:#?}");
+    workstation.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
+    let output = workstation.run(&["impact", "-f", &file])?;
+    ensure!(
+        output.code == 2 && output.stderr.contains("cannot list NetworkPolicies"),
+        "{output:#?}"
+    );
     Ok(())
 }
 
@@ -157,7 +163,7 @@ fn losses_that_connections_would_feel_are_named() -> Result<()> {
     let far = SocketAddr::new(shop.far.addresses[0], 8080);
     let connected = Probe::tcp(far).ask_in(&shop.client.netns);
     ensure!(matches!(connected, Outcome::Answered { .. }), "{connected:?}");
-    let file = shop.desk.folder.path().join("policy.json");
+    let file = shop.workstation.folder.path().join("policy.json");
     let deny = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": { "namespace": "default", "name": "deny" },
@@ -165,15 +171,19 @@ fn losses_that_connections_would_feel_are_named() -> Result<()> {
     });
     fs::write(&file, deny.to_string())?;
     let words = ["impact", "--live", "-f", file.to_str().context("a path")?];
-    let answer = shop.desk.json(&words, 1)?.json()?;
+    let answer = shop.workstation.json(&words, 1)?.json()?;
     let first = &answer["changes"][0];
     ensure!(first["connections"] == 1 && answer["unanswered"] == json!([]), "{answer:#}");
     let example = first["examples"][0].as_str().context("no example")?;
     ensure!(example.contains("default/client"), "{example}");
-    shop.desk.agent("node-1", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
-    let said = shop.desk.json(&words, 1)?;
-    let answer = said.json()?;
+    shop.workstation.agent(
+        "node-1",
+        &json!({ "waiting": { "reason": "CrashLoopBackOff" } }),
+        &[],
+    )?;
+    let output = shop.workstation.json(&words, 1)?;
+    let answer = output.json()?;
     ensure!(answer["changes"][0]["connections"] == 1, "the receiver's node knows it: {answer:#}");
-    ensure!(said.unanswered("node-1")?.0 == "not-running", "{answer:#}");
+    ensure!(output.unanswered("node-1")?.0 == "not-running", "{answer:#}");
     Ok(())
 }

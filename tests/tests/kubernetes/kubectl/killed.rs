@@ -38,17 +38,17 @@ fn a_killed_watcher_leaves_nothing_and_one_connection_is_one() -> Result<()> {
     let (open, _streams) = connected(&shop)?;
     ensure!(marked(&shop)? == 0, "nobody watches");
     // It watches what is dropped on all nodes.
-    let picture = Picture::of(&shop.desk, &["--every", "1h"])?;
-    let page = picture.asked("/picture")?;
+    let picture = Picture::of(&shop.workstation, &["--every", "1h"])?;
+    let page = picture.body("/picture")?;
     ensure!(row(&page, ["default/client", "service default/web"])? == open, "{page}");
     ensure!(row(&page, ["service default/web", "default/far"])? == 1, "{page}");
     eventually("both nodes show what is dropped", BEGUN, || Ok(marked(&shop)? == 2))?;
     drop(picture);
     eventually("nothing is left of ui", GONE, || Ok(marked(&shop)? == 0))?;
 
-    let mut command = shop.desk.command(&["trace", "client", "far:8080", "--for", "10m"])?;
+    let mut command = shop.workstation.command(&["trace", "client", "far:8080", "--for", "10m"])?;
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = shop.desk.netns().run(|| command.spawn())??;
+    let mut child = shop.workstation.netns().run(|| command.spawn())??;
     let begun = eventually("both nodes follow packets", BEGUN, || Ok(marked(&shop)? == 2));
     child.kill()?;
     child.wait()?;
@@ -63,9 +63,9 @@ fn connected(shop: &Shop) -> Result<(usize, Vec<std::net::TcpStream>)> {
     let mut streams = Vec::new();
     for _ in 0..64 {
         streams.push(shop.client.netns.run(move || Probe::tcp(service).connect())??);
-        let said = shop.desk.json(&["connections"], 0)?.json()?;
-        let all = said["connections"].as_array().context("no connections")?;
-        ensure!(all.len() == streams.len(), "{} of {}: {said:#}", all.len(), streams.len());
+        let output = shop.workstation.json(&["connections"], 0)?.json()?;
+        let all = output["connections"].as_array().context("no connections")?;
+        ensure!(all.len() == streams.len(), "{} of {}: {output:#}", all.len(), streams.len());
         let is_far = |end: &str| end.starts_with(&format!("{far}:"));
         let far = all.iter().find(|of| of["endpoint"]["address"].as_str().is_some_and(is_far));
         let Some(far) = far else { continue };
@@ -73,7 +73,7 @@ fn connected(shop: &Shop) -> Result<(usize, Vec<std::net::TcpStream>)> {
         let own = shop.nodes.hosts[0].node.addresses[0];
         let source = far["masqueradedAs"].as_str().unwrap_or_default();
         ensure!(source.starts_with(&format!("{own}:")), "{far:#}");
-        let text = shop.desk.run(&["connections"])?.stdout;
+        let text = shop.workstation.run(&["connections"])?.stdout;
         let sum = format!("connections: {}", streams.len());
         ensure!(text.lines().any(|line| line == sum), "{text}");
         return Ok((streams.len(), streams));

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
-use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::peers::api::exec::Execution;
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 use super::explain::Shop;
@@ -34,7 +34,7 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
     let dropped = Probe::tcp(far).patience(SILENCE).ask_in(&shop.client.netns);
     ensure!(dropped == Outcome::Dropped, "{dropped:?}");
     let path = |name: &str| -> Result<String> {
-        Ok(shop.desk.folder.path().join(name).to_str().context("a path")?.to_owned())
+        Ok(shop.workstation.folder.path().join(name).to_str().context("a path")?.to_owned())
     };
     let (folder, file) = (path("bundle")?, path("policy.json")?);
     let deny = json!({
@@ -60,19 +60,19 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
     ];
     let mut lacking = Vec::new();
     for (words, codes) in verbs {
-        let said = shop.desk.run(&[words, &["-o", "json"]].concat())?;
-        ensure!(codes.contains(&said.code), "{words:?}: {said:#?}");
-        let json = said.json()?;
+        let output = shop.workstation.run(&[words, &["-o", "json"]].concat())?;
+        ensure!(codes.contains(&output.code), "{words:?}: {output:#?}");
+        let json = output.json()?;
         let unanswered = json.get("unanswered").unwrap_or(&json!([])).clone();
         ensure!(unanswered == json!([]), "{words:?}: {json:#}");
-        ensure!(!said.stdout.contains(RAW), "{words:?}: {json:#}");
-        if said.stdout.contains(LACKS) {
+        ensure!(!output.stdout.contains(RAW), "{words:?}: {json:#}");
+        if output.stdout.contains(LACKS) {
             lacking.push(words[0]);
         }
     }
     let near = traced(&shop, &["web:80", "--count", "2", "-o", "json"], far);
     drop(near?.json()?);
-    let page = Picture::of(&shop.desk, &["--every", "1h"])?
+    let page = Picture::of(&shop.workstation, &["--every", "1h"])?
         .until(LONG, |page| page.contains(">dropped</span>") || page.contains(LACKS))?;
     ensure!(!page.contains(RAW), "{page}");
     if page.contains(LACKS) {
@@ -87,25 +87,25 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
 /// is answered, with fields that nobody knows yet.
 #[test]
 fn an_agent_that_lacks_a_request_says_so_beside_its_answers() -> Result<()> {
-    let desk = Desk::new("lacks")?;
-    desk.node_with_agent("n1")?;
-    desk.execute(|_, _| Execution::relays(said));
-    let drops = desk.json(&["drops"], 0)?.json()?;
+    let workstation = Workstation::new("lacks")?;
+    workstation.node_with_agent("n1")?;
+    workstation.execute(|_, _| Execution::relays(answer));
+    let drops = workstation.json(&["drops"], 0)?.json()?;
     ensure!(drops["drops"][0]["packets"] == 7 && drops["flows"] == json!([]), "{drops:#}");
     let expected = json!([{ "texts": [format!("{LACKS} refused")], "nodes": ["n1"] }]);
     ensure!(drops["notNoted"] == expected, "{drops:#}");
-    let status = desk.json(&["status"], 0)?.json()?;
+    let status = workstation.json(&["status"], 0)?.json()?;
     ensure!(status["statuses"][0]["status"]["ofTomorrow"] == 1, "{status:#}");
-    let said = desk.run(&["connections"])?;
-    ensure!(said.code == 0 && said.stdout.contains("10.0.0.1:4000"), "{said:#?}");
-    let page = Picture::of(&desk, &["--every", "1h"])?
+    let output = workstation.run(&["connections"])?;
+    ensure!(output.code == 0 && output.stdout.contains("10.0.0.1:4000"), "{output:#?}");
+    let page = Picture::of(&workstation, &["--every", "1h"])?
         .until(LONG, |page| page.contains(&format!("{LACKS} dropped")))?;
     ensure!(page.contains(&format!("{LACKS} refused")), "{page}");
     ensure!(page.contains(">connected</span>") && !page.contains(RAW), "{page}");
     Ok(())
 }
 
-fn said(request: &Value) -> Value {
+fn answer(request: &Value) -> Value {
     let key = request.as_object().and_then(|request| request.keys().next());
     let answer = match key.map(String::as_str) {
         Some(name @ ("refused" | "dropped")) => {

@@ -12,22 +12,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::desk::Desk;
 use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
+use denizen_tests::workstation::Workstation;
 
 use self::ask::Picture;
 use self::browser::Browser;
-use self::shop::{Ill, ShopObjects, many_pods};
+use self::shop::{ShopFault, ShopObjects, many_pods};
 use super::explain::Shop;
 
 /// What has not been seen by then never will.
 const BOUND: Duration = Duration::from_secs(90);
 
 /// `DENIZEN_PICTURES` names a folder for pictures that somebody wants to look at.
-fn pictures(desk: &Desk) -> PathBuf {
+fn pictures(workstation: &Workstation) -> PathBuf {
     match std::env::var_os("DENIZEN_PICTURES") {
         Some(folder) => folder.into(),
-        None => desk.folder.path().to_owned(),
+        None => workstation.folder.path().to_owned(),
     }
 }
 
@@ -62,9 +62,9 @@ fn agree(page: &str) -> Result<usize> {
 
 #[test]
 fn only_who_has_the_token_and_asks_here_is_answered() -> Result<()> {
-    let desk = Desk::new("ui-token")?;
-    ShopObjects::new(Ill::Nothing).put(&desk)?;
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let workstation = Workstation::new("ui-token")?;
+    ShopObjects::new(ShopFault::Nothing).put(&workstation)?;
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
     let token = format!("Authorization: Bearer {}", picture.token);
     let host = |name: &str| format!("Host: {name}:{}", picture.port);
     let cases: [(&str, &[&str], u16); 13] = [
@@ -104,9 +104,9 @@ fn only_who_has_the_token_and_asks_here_is_answered() -> Result<()> {
 /// A shop that is well; one with a policy that drops; one with a service that nobody serves.
 #[test]
 fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
-    let parts: [(Ill, &[&str]); 3] = [
+    let parts: [(ShopFault, &[&str]); 3] = [
         (
-            Ill::Nothing,
+            ShopFault::Nothing,
             &[
                 "nothing is refused, dropped or unanswered",
                 "All 3 nodes answered",
@@ -114,11 +114,11 @@ fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
             ],
         ),
         (
-            Ill::Policy,
+            ShopFault::Policy,
             &[">dropped</span>", "no policy permits this to reach the pod: shop/db-only"],
         ),
         (
-            Ill::Endpoint,
+            ShopFault::Endpoint,
             &[
                 ">refused</span>",
                 "no endpoints: refuse at once",
@@ -129,10 +129,10 @@ fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
             ],
         ),
     ];
-    for (ill, expected) in parts {
-        let desk = Desk::new(&format!("ui-{ill:?}").to_lowercase())?;
-        ShopObjects::new(ill).put(&desk)?;
-        let picture = Picture::of(&desk, &["--every", "1h"])?;
+    for (fault, expected) in parts {
+        let workstation = Workstation::new(&format!("ui-{fault:?}").to_lowercase())?;
+        ShopObjects::new(fault).put(&workstation)?;
+        let picture = Picture::of(&workstation, &["--every", "1h"])?;
         picture.until(BOUND, |page| expected.iter().all(|part| page.contains(part)))?;
         let page = picture.browse(None)?;
         let edges = agree(&page)?;
@@ -151,7 +151,8 @@ fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
         );
         ensure!(page == picture.browse(None)?, "two pages of one state differ");
         for (name, size) in [("wide", "1500,1500"), ("narrow", "390,1600")] {
-            let file = pictures(&desk).join(format!("ui-{ill:?}-{name}.png").to_lowercase());
+            let file =
+                pictures(&workstation).join(format!("ui-{fault:?}-{name}.png").to_lowercase());
             picture.browse(Some((&file, size)))?;
             let bytes = std::fs::read(&file).with_context(|| format!("no {}", file.display()))?;
             // An error page has far less to it.
@@ -163,17 +164,17 @@ fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
 
 #[test]
 fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
-    let desk = Desk::new("ui-explain")?;
-    ShopObjects::new(Ill::Policy).put(&desk)?;
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let workstation = Workstation::new("ui-explain")?;
+    ShopObjects::new(ShopFault::Policy).put(&workstation)?;
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
     let page = picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
     let (before, _) = page.split_once(">dropped</span>").context("no edge")?;
     let id = before.rsplit_once("data-row=\"").and_then(|(_, rest)| rest.split_once('"'));
     let id = id.context("no row")?.0;
-    let explained = picture.asked(&format!("/explain?edge={id}"))?;
+    let explained = picture.body(&format!("/explain?edge={id}"))?;
     let refused = "shop/batch-0 to 10.0.2.60:5432/tcp: refused";
     ensure!(explained.starts_with(refused), "{explained}");
-    ensure!(picture.asked("/explain?edge=e0")?.contains("not seen any more"));
+    ensure!(picture.body("/explain?edge=e0")?.contains("not seen any more"));
     Ok(())
 }
 
@@ -181,11 +182,11 @@ fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
 /// browser asks nobody but the program.
 #[test]
 fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
-    let desk = Desk::new("ui-keys")?;
-    ShopObjects::new(Ill::Policy).put(&desk)?;
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let workstation = Workstation::new("ui-keys")?;
+    ShopObjects::new(ShopFault::Policy).put(&workstation)?;
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
     picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
-    let mut browser = Browser::open(desk.netns(), &picture.address(), "1500,1300")?;
+    let mut browser = Browser::open(workstation.netns(), &picture.address(), "1500,1300")?;
     let edges = "document.querySelectorAll('#map .edge').length";
     browser.until(&format!("{edges} > 15"))?;
     browser.press("/", "/")?;
@@ -202,7 +203,7 @@ fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
     browser.press("Enter", "\r")?;
     let text = "document.getElementById('explained').textContent";
     browser.until(&format!("{text}.startsWith('shop/batch-0 to 10.0.2.60:5432/tcp: refused')"))?;
-    let folder = pictures(&desk);
+    let folder = pictures(&workstation);
     browser.photograph(&folder.join("ui-explained.png"))?;
     browser.press("Escape", "")?;
     browser.until("document.getElementById('explanation').hidden")?;
@@ -231,49 +232,49 @@ fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
 
 #[test]
 fn search_and_folded_namespaces_are_asked_of_the_program() -> Result<()> {
-    let desk = Desk::new("ui-many")?;
-    many_pods(&desk, 3000)?;
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
+    let workstation = Workstation::new("ui-many")?;
+    many_pods(&workstation, 3000)?;
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
     let started = Instant::now();
-    let page = picture.asked("/picture")?;
+    let page = picture.body("/picture")?;
     eprintln!("3000 pods: {:?}", started.elapsed());
     let count =
         |page: &str| ["<g class=\"box ", "<g class=\"edge "].map(|mark| page.matches(mark).count());
     let [boxes, edges] = count(&page);
     ensure!((30..=200).contains(&boxes) && (100..=500).contains(&edges), "{boxes}, {edges}");
-    let found = count(&picture.asked("/picture?search=app")?);
+    let found = count(&picture.body("/picture?search=app")?);
     ensure!(found[0] == 200 && (300..=500).contains(&found[1]), "{found:?}");
     ensure!(page.contains("services and nodes are folded"), "{page}");
     let kilobytes = picture.kilobytes("VmHWM:")?;
     eprintln!("{boxes} boxes, {edges} edges, {} bytes, {kilobytes} KB", page.len());
     ensure!(kilobytes < 200_000, "{kilobytes} KB");
-    let found = picture.asked("/picture?search=NS-07%2Fapp-01")?;
+    let found = picture.body("/picture?search=NS-07%2Fapp-01")?;
     ensure!(found.contains("ns-07/app-01") && !found.contains(">ns-09</text>"), "{found}");
-    let open = picture.asked("/picture?namespace=ns-07")?;
+    let open = picture.body("/picture?namespace=ns-07")?;
     let own = |page: &str| page.matches("ns-07/app-").count();
     ensure!(own(&open) > own(&page) && own(&open) > 30, "{} and {}", own(&open), own(&page));
-    picture.browse(Some((&pictures(&desk).join("ui-many.png"), "1700,1400")))?;
+    picture.browse(Some((&pictures(&workstation).join("ui-many.png"), "1700,1400")))?;
     Ok(())
 }
 
 /// Who may read no objects sees addresses, and what is missing; who does not answer is named.
 #[test]
 fn what_cannot_be_read_is_said_in_the_picture() -> Result<()> {
-    let desk = Desk::new("ui-rights")?;
-    ShopObjects::new(Ill::Nothing).put(&desk)?;
-    desk.api.behave(|manners| manners.forbidden = vec!["services", "endpointslices"]);
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
-    let page = picture.asked("/picture")?;
+    let workstation = Workstation::new("ui-rights")?;
+    ShopObjects::new(ShopFault::Nothing).put(&workstation)?;
+    workstation.api.behave(|manners| manners.forbidden = vec!["services", "endpointslices"]);
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
+    let page = picture.body("/picture")?;
     ensure!(page.contains("needs: list services of all namespaces"), "{page}");
     ensure!(agree(&page)? > 5, "{page}");
-    for asked in desk.api.asked() {
-        let is_needless = ["secrets", "configmaps"].iter().any(|word| asked.path.contains(word));
-        ensure!(!is_needless && asked.method == "GET", "{asked:?}");
+    for request in workstation.api.requests() {
+        let is_needless = ["secrets", "configmaps"].iter().any(|word| request.path.contains(word));
+        ensure!(!is_needless && request.method == "GET", "{request:?}");
     }
     drop(picture);
-    desk.api.behave(|manners| manners.forbidden = vec!["pods"]);
-    let picture = Picture::of(&desk, &["--every", "1h"])?;
-    let page = picture.asked("/picture")?;
+    workstation.api.behave(|manners| manners.forbidden = vec!["pods"]);
+    let picture = Picture::of(&workstation, &["--every", "1h"])?;
+    let page = picture.body("/picture")?;
     ensure!(page.contains("needs: list pods"), "{page}");
     Ok(())
 }
@@ -283,7 +284,7 @@ fn what_cannot_be_read_is_said_in_the_picture() -> Result<()> {
 fn real_agents_show_what_a_policy_drops() -> Result<()> {
     let shop = Shop::new()?;
     shop.hold(&[("far", "Ingress")])?;
-    let picture = Picture::of(&shop.desk, &["--every", "1s"])?;
+    let picture = Picture::of(&shop.workstation, &["--every", "1s"])?;
     let to = SocketAddr::new(shop.far.addresses[0], 8080);
     let done = AtomicBool::new(false);
     let page = thread::scope(|scope| {
@@ -320,10 +321,10 @@ fn real_agents_show_what_was_dropped_before_anybody_looked() -> Result<()> {
     shop.hold(&[("far", "Ingress")])?;
     let to = SocketAddr::new(shop.far.addresses[0], 8080);
     assert_eq!(Probe::tcp(to).patience(SILENCE).ask_in(&shop.client.netns), Outcome::Dropped);
-    let picture = Picture::of(&shop.desk, &["--every", "1h"])?;
-    let page = picture.asked("/picture")?;
+    let picture = Picture::of(&shop.workstation, &["--every", "1h"])?;
+    let page = picture.body("/picture")?;
     names_what_was_dropped(&page)?;
-    let drops = shop.desk.json(&["drops"], 0)?.json()?;
+    let drops = shop.workstation.json(&["drops"], 0)?.json()?;
     let flow = &drops["flows"][0];
     assert_eq!(flow["destination"]["name"], "default/far", "{drops:#}");
     ensure!(flow["packets"] == flow["nodes"][0]["packets"], "{flow:#}");

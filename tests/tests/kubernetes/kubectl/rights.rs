@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::binary;
 use denizen_tests::conf::documents;
-use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::exec::Execution;
-use denizen_tests::peers::api::{Api, Asked};
+use denizen_tests::peers::api::{Api, ReceivedRequest};
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 /// Whether in one namespace alone, an API group, a resource, and what is done with it.
@@ -39,9 +39,9 @@ fn permitted() -> Result<BTreeSet<Right>> {
 }
 
 /// What a request needs; `None` for what everybody may read.
-fn right(asked: &Asked) -> Result<Option<Right>> {
-    ensure!(asked.method == "GET", "{asked:?}");
-    let parts: Vec<&str> = asked.path.trim_matches('/').split('/').collect();
+fn right(request: &ReceivedRequest) -> Result<Option<Right>> {
+    ensure!(request.method == "GET", "{request:?}");
+    let parts: Vec<&str> = request.path.trim_matches('/').split('/').collect();
     let (is_namespaced, group, resource, verb) = match parts[..] {
         ["version"] => return Ok(None),
         ["api", "v1", resource] | ["api", "v1", "namespaces", _, resource] => {
@@ -54,35 +54,35 @@ fn right(asked: &Asked) -> Result<Option<Right>> {
         ["apis", group, _, resource] | ["apis", group, _, "namespaces", _, resource] => {
             (false, group, resource.to_owned(), "list")
         }
-        _ => anyhow::bail!("{asked:?}"),
+        _ => anyhow::bail!("{request:?}"),
     };
     Ok(Some((is_namespaced, group.to_owned(), resource, verb.to_owned())))
 }
 
 #[test]
 fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
-    let desk = Desk::new("roles")?;
-    desk.node_with_agent("n1")?;
-    desk.api.put(&json!({
+    let workstation = Workstation::new("roles")?;
+    workstation.node_with_agent("n1")?;
+    workstation.api.put(&json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "namespace": "default", "name": "client" },
         "spec": { "nodeName": "n1" },
         "status": { "phase": "Running", "podIPs": [{ "ip": "10.0.0.5" }] },
     }))?;
-    desk.api.put(&json!({
+    workstation.api.put(&json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "namespace": "default", "name": "web" },
     }))?;
-    desk.execute(|_, _| {
+    workstation.execute(|_, _| {
         let answer = |request: &Value| match request.get("explain") {
             Some(_) => json!({ "answer": { "verdict": "untouched" } }),
             None => json!({ "answer": { "checks": [], "synced": true } }),
         };
         Execution::relays(answer)
     });
-    let folder = desk.folder.path().join("bundle");
+    let folder = workstation.folder.path().join("bundle");
     let folder = folder.to_str().context("a path")?;
-    let policy = desk.folder.path().join("policy.json");
+    let policy = workstation.folder.path().join("policy.json");
     let metadata = json!({ "namespace": "default", "name": "p" });
     let object = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata,
@@ -103,17 +103,18 @@ fn the_documented_roles_are_enough_and_not_too_much() -> Result<()> {
         &["explain", "10.0.0.5", "10.0.0.9:80"],
     ];
     for words in verbs {
-        let said = desk.run(words)?;
-        ensure!(said.code != 2, "{words:?}: {said:#?}");
+        let output = workstation.run(words)?;
+        ensure!(output.code != 2, "{words:?}: {output:#?}");
     }
-    let link = desk.folder.path().join("kubectl_complete-denizen");
+    let link = workstation.folder.path().join("kubectl_complete-denizen");
     symlink(binary::ours("kubectl-denizen")?, &link)?;
     let mut command = Command::new(&link);
-    command.env_clear().env("KUBECONFIG", desk.api.kubeconfig()).args(["explain", ""]);
-    ensure!(desk.said(command)?.stdout.contains("web"));
+    command.env_clear().env("KUBECONFIG", workstation.api.kubeconfig()).args(["explain", ""]);
+    ensure!(workstation.output_of(command)?.stdout.contains("web"));
 
-    let asked: Vec<Option<Right>> = desk.api.asked().iter().map(right).collect::<Result<_>>()?;
-    let mut needed: BTreeSet<Right> = asked.into_iter().flatten().collect();
+    let requests: Vec<Option<Right>> =
+        workstation.api.requests().iter().map(right).collect::<Result<_>>()?;
+    let mut needed: BTreeSet<Right> = requests.into_iter().flatten().collect();
     // For the same request, Kubernetes asks for it too since 1.35.
     let create = (true, String::new(), "pods/exec".to_owned(), "create".to_owned());
     needed.insert(create);

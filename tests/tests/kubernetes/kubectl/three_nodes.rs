@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::desk::agent_program;
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::two_nodes::NodeHost;
@@ -13,6 +12,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::packets::server::Server;
 use denizen_tests::peers::api::Api;
+use denizen_tests::workstation::agent_program;
 use serde_json::{Value, json};
 
 use super::explain::Shop;
@@ -53,16 +53,16 @@ impl ThreeNodes {
         let service = manifest::service("both", &[ip(BOTH)], &[HTTP]);
         let objects = [object, service, manifest::slice("both", &[HTTP], &ends)];
         shop.nodes.manifests.put("third", &objects)?;
-        shop.desk.api.put_all(&objects)?;
+        shop.workstation.api.put_all(&objects)?;
         let mut containers = Vec::new();
         for host in shop.nodes.hosts.iter().chain([third]) {
             let name = &host.node.name;
-            shop.desk.node(name, &host.node.addresses[0].to_string())?;
+            shop.workstation.node(name, &host.node.addresses[0].to_string())?;
             let flags = [format!("--run-dir={}", host.run_dir.display())];
-            shop.desk.agent(name, &json!({ "running": {} }), &flags)?;
+            shop.workstation.agent(name, &json!({ "running": {} }), &flags)?;
             containers.push((name.clone(), host.netns.path()));
         }
-        shop.desk.execute_on_nodes(agent_program()?, containers);
+        shop.workstation.execute_on_nodes(agent_program()?, containers);
         Ok(())
     }
 
@@ -89,14 +89,14 @@ impl ThreeNodes {
     /// What is said of both endpoints, and what becomes of connections to them, directly and
     /// through the service.
     fn agree(&self, expected: [EndedBy; 2]) -> Result<()> {
-        let desk = &self.shop.desk;
+        let workstation = &self.shop.workstation;
         let verdict = match expected.map(|ended| ended.is_some()) {
             [false, false] => "permitted",
             [true, true] => "refused",
             _ => "partly",
         };
         let code = i32::from(verdict != "permitted");
-        let json = desk.json(&["explain", "client", "both:80"], code)?.json()?;
+        let json = workstation.json(&["explain", "client", "both:80"], code)?.json()?;
         ensure!(json["verdict"] == verdict && json["node"] == "node-1", "{json:#}");
         ensure!(json["ways"].as_array().map(Vec::len) == Some(2), "{json:#}");
         let pods = [(&self.shop.far, "node-2"), (&self.pod, "node-3")];

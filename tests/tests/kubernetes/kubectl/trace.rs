@@ -9,12 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use denizen_tests::desk::{Said, agent_program, in_image, no_such_program};
 use denizen_tests::eventually::observed;
 use denizen_tests::kernel::conntrack::tracked;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Probe, Protocol, SILENCE};
 use denizen_tests::peers::api::exec::{ExecRequest, Execution};
+use denizen_tests::workstation::{CommandOutput, agent_program, in_image, no_such_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn service() -> SocketAddr {
 
 /// Runs the program while a pod connects to `to` again and again: less often than packets are
 /// followed, ten a second.
-pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr) -> Result<Said> {
+pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr) -> Result<CommandOutput> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let connect = || {
@@ -45,10 +45,10 @@ pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr) -> Result<Said> {
             anyhow::Ok(())
         };
         let connecting = scope.spawn(connect);
-        let said = shop.desk.run(&[&["trace", "client"], words].concat());
+        let output = shop.workstation.run(&[&["trace", "client"], words].concat());
         over.store(true, Ordering::Relaxed);
         connecting.join().map_err(|_| anyhow!("the client panicked"))??;
-        said
+        output
     })
 }
 
@@ -87,9 +87,9 @@ fn all_are_paired(shop: &Shop, json: &Value) -> Result<()> {
 fn packets_are_followed_on_both_nodes_at_once() -> Result<()> {
     let shop = Shop::with("trace", &[])?;
     let words = ["web:80", "--count", "40", "--for", "40s", "-o", "json"];
-    let said = traced(&shop, &words, service())?;
-    ensure!(said.code == 0, "{said:#?}");
-    let json = said.json()?;
+    let output = traced(&shop, &words, service())?;
+    ensure!(output.code == 0, "{output:#?}");
+    let json = output.json()?;
     ensure!(packets(&json)?.len() == 40 && json["unanswered"] == json!([]), "{json:#}");
     all_are_paired(&shop, &json)?;
     let far = SocketAddr::new(shop.far.addresses[0], 8080);
@@ -109,12 +109,12 @@ fn what_another_program_drops_is_named(shop: &Shop, far: SocketAddr) -> Result<(
                  add rule ip strict forward tcp dport 8080 drop comment \"no web\"";
     node.output("nft", &[chain])?;
     let to = format!("{far}/tcp");
-    let said = traced(shop, &[&to, "-o", "json"], far)?;
+    let output = traced(shop, &[&to, "-o", "json"], far)?;
     node.output("nft", &["delete table ip strict"])?;
-    let json = said.json()?;
+    let json = output.json()?;
     let packet = &packets(&json)?[0];
     let why = packet["why"].as_str().context("no reason")?;
-    ensure!(said.code == 1 && packet["outcome"] == "ended", "{json:#}");
+    ensure!(output.code == 1 && packet["outcome"] == "ended", "{json:#}");
     ensure!(why.starts_with("dropped on node-2 by table ip strict"), "{why}");
     ensure!(nodes_of(packet) == ["node-1", "node-2"], "{packet:#}");
     Ok(())
@@ -123,12 +123,12 @@ fn what_another_program_drops_is_named(shop: &Shop, far: SocketAddr) -> Result<(
 fn who_does_not_answer_is_named(shop: &Shop, far: SocketAddr) -> Result<()> {
     let pid = Pid::from_raw(i32::try_from(shop.nodes.hosts[1].agent()?.pid())?);
     kill(pid, Signal::SIGSTOP)?;
-    let said = traced(shop, &["far:8080", "-o", "json"], far);
+    let output = traced(shop, &["far:8080", "-o", "json"], far);
     kill(pid, Signal::SIGCONT)?;
-    let said = said?;
-    let json = said.json()?;
-    ensure!(said.code == 3 && packets(&json)?[0]["outcome"] == "left", "{json:#}");
-    let (_, reason) = said.unanswered("node-2")?;
+    let output = output?;
+    let json = output.json()?;
+    ensure!(output.code == 3 && packets(&json)?[0]["outcome"] == "left", "{json:#}");
+    let (_, reason) = output.unanswered("node-2")?;
     ensure!(reason.contains("it is stopped, or hangs"), "{reason}");
     Ok(())
 }
@@ -145,8 +145,8 @@ fn masqueraded_packets_are_told_apart() -> Result<()> {
     put_clock_forward(&shop)?;
     let count = MANY.to_string();
     let words = ["trace", "client", "web:80", "--count", &count, "--for", "5m", "-o", "json"];
-    let (said, open) = thread::scope(|scope| {
-        let tracing = scope.spawn(|| shop.desk.run(&words));
+    let (output, open) = thread::scope(|scope| {
+        let tracing = scope.spawn(|| shop.workstation.run(&words));
         let connect = || {
             // The sender's node begins last.
             let node = &shop.nodes.hosts[0].netns;
@@ -165,11 +165,11 @@ fn masqueraded_packets_are_told_apart() -> Result<()> {
             anyhow::Ok(open)
         };
         let open = connect();
-        let said = tracing.join().map_err(|_| anyhow!("the trace panicked"));
-        anyhow::Ok((said??, open?))
+        let output = tracing.join().map_err(|_| anyhow!("the trace panicked"));
+        anyhow::Ok((output??, open?))
     })?;
-    let json = said.json()?;
-    ensure!(said.code == 0 && packets(&json)?.len() == MANY && open.len() >= MANY, "{json:#}");
+    let json = output.json()?;
+    ensure!(output.code == 0 && packets(&json)?.len() == MANY && open.len() >= MANY, "{json:#}");
     ensure!(json["unpaired"].as_u64() > Some(0), "the other pod's were not seen: {json:#}");
     all_are_paired(&shop, &json)?;
     pairs_are_what_was_translated(&shop, &json)
@@ -181,7 +181,7 @@ fn put_clock_forward(shop: &Shop) -> Result<()> {
     let program = agent_program()?;
     let hosts = shop.nodes.hosts.iter();
     let paths: Vec<_> = hosts.map(|host| (host.node.name.clone(), host.netns.path())).collect();
-    shop.desk.execute(move |node, request: &ExecRequest| {
+    shop.workstation.execute(move |node, request: &ExecRequest| {
         let at = paths.iter().find(|(name, _)| name == node);
         match (at, in_image(&program, request)) {
             (Some((_, netns)), Some(command)) if node == "node-1" => {

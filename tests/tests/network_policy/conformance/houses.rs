@@ -6,7 +6,7 @@ use denizen_tests::policy::{
     PodSpec, PodStatus, PolicyWorld,
 };
 
-use super::{At, HOUSES, House, LABEL, T80, U80};
+use super::{HOUSES, House, LABEL, ProtocolPort, T80, U80};
 
 /// Where a pod of a house stands in [`world`].
 pub fn number_of(house: House, pod: usize) -> usize {
@@ -30,7 +30,7 @@ pub fn namespaces() -> Vec<NamespaceObject> {
 }
 
 pub fn container() -> Container {
-    let port = |name: &str, (protocol, number): At| ContainerPort {
+    let port = |name: &str, (protocol, number): ProtocolPort| ContainerPort {
         name: Some(name.to_owned()),
         protocol: Some(protocol.to_string()),
         container_port: number,

@@ -10,8 +10,8 @@ use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{PolicyPacket, PolicyWorld, allowed};
 
 use super::houses::{container, labels_of, namespaces};
-use super::{At, HOUSES, Judge, TESTS, tests_of_nodes};
-use crate::play::{Play, ServedBy, Way};
+use super::{HOUSES, ProtocolPort, TESTS, Verifier, tests_of_nodes};
+use crate::play::{Addressing, Play, ServedBy};
 use crate::prober::{Answer, Prober, Question};
 
 /// What is not answered by then is dropped.
@@ -39,21 +39,21 @@ impl Packets {
     }
 }
 
-impl Judge for Packets {
+impl Verifier for Packets {
     fn world(&self) -> PolicyWorld {
         self.world.clone()
     }
 
-    fn judge(
+    fn verify(
         &mut self,
         world: &PolicyWorld,
         expected: &[(PolicyPacket, bool)],
     ) -> Result<Vec<String>> {
         let ways = match self.play.served_by() {
-            ServedBy::Agents => &[Way::PodIp][..],
-            ServedBy::KubeProxy => &[Way::PodIp, Way::ClusterIp],
+            ServedBy::Agents => &[Addressing::PodIp][..],
+            ServedBy::KubeProxy => &[Addressing::PodIp, Addressing::ClusterIp],
         };
-        self.play.judge(world, ways)?;
+        self.play.verify(world, ways)?;
         let wrong = expected.iter().filter(|(packet, passes)| allowed(world, *packet) != *passes);
         Ok(wrong.map(|(packet, passes)| format!("{packet:?} passes: {}", !passes)).collect())
     }
@@ -77,9 +77,9 @@ fn twenty_two_tests_beside_kube_proxy() -> Result<()> {
 fn two_tests_of_nodes_with_packets() -> Result<()> {
     let Packets { mut play, world } = Packets::new("cnp-nodes", ServedBy::Agents)?;
     let cases = tests_of_nodes(&world);
-    let ports: BTreeSet<At> =
+    let ports: BTreeSet<ProtocolPort> =
         cases.iter().flat_map(|(_, expected)| expected).map(|(at, _)| *at).collect();
-    let ports: Vec<At> = ports.into_iter().collect();
+    let ports: Vec<ProtocolPort> = ports.into_iter().collect();
     let mut servers = Vec::new();
     for host in &play.nodes.hosts {
         servers.push(serve(&host.netns, &host.node.addresses, &ports)?);

@@ -12,14 +12,18 @@ use crate::e2e;
 pub fn actions() -> Vec<Case> {
     let delete_base = || Change::Delete { namespace: "x".to_owned(), policy: "base".to_owned() };
     vec![
-        Case::new("create and delete a policy").put(base()).judged().then(delete_base()).judged(),
+        Case::new("create and delete a policy")
+            .put(base())
+            .expect_oracle()
+            .then(delete_base())
+            .expect_oracle(),
         Case::new("create, update and delete a policy")
             .put(base())
-            .judged()
+            .expect_oracle()
             .put(with(Direction::Ingress, PolicyRule::all()))
-            .judged()
+            .expect_oracle()
             .then(delete_base())
-            .judged(),
+            .expect_oracle(),
         namespace_comes_and_goes(),
         pod_comes_and_goes(),
         pod_labels(),
@@ -51,25 +55,25 @@ fn namespace_comes_and_goes() -> Case {
     let new = || "y-2".to_owned();
     Case::new("create and delete a namespace")
         .put(from_namespaces("y"))
-        .judged()
+        .expect_oracle()
         .then(Change::AddNamespace { namespace: new(), label: "y".to_owned() })
         .then(add_pod("y-2", "a"))
         .then(add_pod("y-2", "b"))
-        .judged()
+        .expect_oracle()
         .then(delete_pod("y-2", "a"))
         .then(delete_pod("y-2", "b"))
         .then(Change::DeleteNamespace { namespace: new() })
-        .judged()
+        .expect_oracle()
 }
 
 fn pod_comes_and_goes() -> Case {
     Case::new("create and delete a pod")
         .put(from_pods("d"))
-        .judged()
+        .expect_oracle()
         .then(add_pod("x", "d"))
-        .judged()
+        .expect_oracle()
         .then(delete_pod("x", "d"))
-        .judged()
+        .expect_oracle()
 }
 
 fn pod_labels() -> Case {
@@ -80,11 +84,11 @@ fn pod_labels() -> Case {
     };
     Case::new("set the labels of a pod, and set them back")
         .put(from_pods("d"))
-        .judged()
+        .expect_oracle()
         .then(label_b("d"))
-        .judged()
+        .expect_oracle()
         .then(label_b("b"))
-        .judged()
+        .expect_oracle()
 }
 
 fn namespace_labels() -> Case {
@@ -94,11 +98,11 @@ fn namespace_labels() -> Case {
     };
     Case::new("set the labels of a namespace, and set them back")
         .put(from_namespaces("new"))
-        .judged()
+        .expect_oracle()
         .then(label_y("new"))
-        .judged()
+        .expect_oracle()
         .then(label_y("y"))
-        .judged()
+        .expect_oracle()
 }
 
 /// Thirteen of Kubernetes' own cases, asked over all six ports.
@@ -118,16 +122,16 @@ pub fn upstream(world: &PolicyWorld) -> Vec<Case> {
         "allow ingress access on one named port",
         "allow ingress access from namespace on one named port",
     ];
-    let judged = |case: Case| {
+    let expect_oracle = |case: Case| {
         let mut again = Case::new(format!("upstream: {}", case.name));
         for step in case.steps {
             let changed = step.changes.into_iter().fold(again, Case::then);
-            again = changed.judged();
+            again = changed.expect_oracle();
         }
         again
     };
     let cases = e2e::cases(world).into_iter();
-    cases.filter(|case| TAKEN.contains(&case.name.as_str())).map(judged).collect()
+    cases.filter(|case| TAKEN.contains(&case.name.as_str())).map(expect_oracle).collect()
 }
 
 /// A named port, and pods that come later and have one of that name too.
@@ -135,12 +139,12 @@ pub fn example() -> Case {
     let web = PolicyRule::all().at([PolicyPort::named(Tcp, "serve-80-tcp")]);
     Case::new("a named port, with pods that appear later")
         .put(policy("x", Default::default(), [web], [PolicyRule::all()]))
-        .judged()
+        .expect_oracle()
         .then(add_pod("x", "d"))
-        .judged()
+        .expect_oracle()
         .then(add_pod("x", "e"))
-        .judged()
+        .expect_oracle()
         .then(delete_pod("x", "d"))
         .then(delete_pod("x", "e"))
-        .judged()
+        .expect_oracle()
 }

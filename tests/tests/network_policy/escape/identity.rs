@@ -13,7 +13,7 @@ use denizen_tests::packets::frame::{
 use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 use serde_json::Value;
 
-use super::{End, Ways, at, none_leads, open, put};
+use super::{End, EscapeAttempts, at, none_leads, open, put};
 use crate::regressions::test_cluster::TestCluster;
 
 /// A group of 802.1D, to which no bridge sends on.
@@ -45,24 +45,24 @@ fn advertised(address: IpAddr, mac: Mac) -> Vec<u8> {
 }
 
 /// What says that `from` is `as_if`.
-fn claims(from: End, as_if: End, to: End) -> Ways {
-    let mut ways = Ways::default();
+fn claims(from: End, as_if: End, to: End) -> EscapeAttempts {
+    let mut attempts = EscapeAttempts::default();
     let ethernet = [("its own", from.mac), ("the other's", as_if.mac)];
     for (whose, mac) in ethernet {
         for (source, target) in
             [(as_if.v4, to.v4), (as_if.v6, to.v6), (as_if.link_local, to.link_local)]
         {
-            ways.add(format!("UDP from {source}, {whose} Ethernet address"), |marker| {
+            attempts.add(format!("UDP from {source}, {whose} Ethernet address"), |marker| {
                 let packet = udp(at(source), at(target), marker);
                 framed(mac, to.mac, &[], ether_type(target), &packet)
             });
         }
-        ways.add(format!("ARP, {whose} Ethernet address"), |marker| {
+        attempts.add(format!("ARP, {whose} Ethernet address"), |marker| {
             let answer = arp(mac, bytes(as_if.v4), (to.mac, bytes(to.v4)));
             framed(mac, to.mac, &[], ARP, &[&answer, marker].concat())
         });
         for address in [as_if.v6, as_if.link_local] {
-            ways.add(
+            attempts.add(
                 format!("an advertisement of {address}, {whose} Ethernet address"),
                 |marker| {
                     let body = [advertised(address, mac), marker.to_vec()].concat();
@@ -70,42 +70,42 @@ fn claims(from: End, as_if: End, to: End) -> Ways {
                     framed(mac, to.mac, &[], IPV6, &packet)
                 },
             );
-            ways.add(format!("a claim of {address}, {whose} Ethernet address"), |marker| {
+            attempts.add(format!("a claim of {address}, {whose} Ethernet address"), |marker| {
                 let body = [&[0; 4][..], &target(address), marker].concat();
                 let packet = icmp(ip("::"), to.link_local, 255, 135, 0, &body);
                 framed(mac, to.mac, &[], IPV6, &packet)
             });
         }
     }
-    ways.add("another EtherType, the other's Ethernet address", |marker| {
+    attempts.add("another EtherType, the other's Ethernet address", |marker| {
         framed(as_if.mac, to.mac, &[], 0x88b5, marker)
     });
-    ways.add("the other's Ethernet address", |marker| {
+    attempts.add("the other's Ethernet address", |marker| {
         let packet = udp(at(from.v4), at(to.v4), marker);
         framed(as_if.mac, to.mac, &[], IPV4, &packet)
     });
-    ways.add("an answer about its own address with the other's Ethernet address", |marker| {
+    attempts.add("an answer about its own address with the other's Ethernet address", |marker| {
         let answer = arp(as_if.mac, bytes(from.v4), (to.mac, bytes(to.v4)));
         framed(from.mac, to.mac, &[], ARP, &[&answer, marker].concat())
     });
-    ways
+    attempts
 }
 
 /// What routers alone announce.
-fn announcements(from: End, to: End) -> Ways {
-    let mut ways = Ways::default();
+fn announcements(from: End, to: End) -> EscapeAttempts {
+    let mut attempts = EscapeAttempts::default();
     for (name, kind) in [("a router advertisement", 134), ("a redirect", 137)] {
         for (whom, mac, address) in
             [("the neighbour", to.mac, to.link_local), ("all", group(ip("ff02::1")), ip("ff02::1"))]
         {
-            ways.add(format!("{name} to {whom}"), |marker| {
+            attempts.add(format!("{name} to {whom}"), |marker| {
                 let body = [&[64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0][..], marker].concat();
                 let packet = icmp(from.link_local, address, 255, kind, 0, &body);
                 framed(from.mac, mac, &[], IPV6, &packet)
             });
         }
     }
-    ways
+    attempts
 }
 
 /// A pod speaks, and its bridge knows again where it is.
@@ -130,17 +130,17 @@ fn a_pod_that_no_policy_selects_passes_for_no_other_and_for_no_router() -> Resul
         ("a neighbour, to the node", claims(a, c, node), &at_node),
     ];
     let of_remote = claims(a, remote, c).without("the other's");
-    for (whom, ways, to) in &tries {
+    for (whom, attempts, to) in &tries {
         speaks(&cluster, "x/c")?;
-        let lead = ways.lead_patiently(&from, to)?;
-        ensure!(lead == ways.names(), "as {whom}, only {lead:#?}");
+        let lead = attempts.lead_patiently(&from, to)?;
+        ensure!(lead == attempts.names(), "as {whom}, only {lead:#?}");
     }
     speaks(&cluster, "x/c")?;
     ensure!(of_remote.lead_patiently(&from, &at_c)? == of_remote.names());
     put(&mut cluster, [elsewhere()])?;
     speaks(&cluster, "x/c")?;
     none_leads(&of_remote, &from, &at_c, "as a pod elsewhere")?;
-    tries.iter().try_for_each(|(whom, ways, to)| none_leads(ways, &from, to, whom))
+    tries.iter().try_for_each(|(whom, attempts, to)| none_leads(attempts, &from, to, whom))
 }
 
 /// A bridge learns who is behind a port from frames that it does not send on.

@@ -11,7 +11,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, udp};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 
-use super::{End, PORT, Ways, at, none_leads, open, put};
+use super::{End, EscapeAttempts, PORT, at, none_leads, open, put};
 use crate::regressions::test_cluster::{BOUND, TestCluster};
 
 /// The node's end of a tunnel to other nodes: its ports, its Ethernet address, its number.
@@ -30,10 +30,10 @@ fn tunnelled(
     ends: &[IpAddr],
     port: u16,
     (source, to): (IpAddr, IpAddr),
-) -> Ways {
-    let mut ways = Ways::default();
+) -> EscapeAttempts {
+    let mut attempts = EscapeAttempts::default();
     for end in ends {
-        ways.add(format!("VXLAN to {end}"), |marker| {
+        attempts.add(format!("VXLAN to {end}"), |marker| {
             let packet = udp(at(source), at(to), marker);
             let packet = framed([2, 0, 0, 0, 0x99, 2], VTEP, &[], ether_type(to), &packet);
             let own = if end.is_ipv4() { from.v4 } else { from.v6 };
@@ -42,7 +42,7 @@ fn tunnelled(
             framed(from.mac, via.mac, &[], ether_type(*end), &outer)
         });
     }
-    ways
+    attempts
 }
 
 /// As a network plugin's overlay has it.

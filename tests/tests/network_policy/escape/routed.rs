@@ -6,34 +6,34 @@ use anyhow::{Result, ensure};
 use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, packet, udp};
 
 use super::switched::DISCOVERY;
-use super::{End, Ways, at, deny_all, long, none_leads, open, put};
+use super::{End, EscapeAttempts, at, deny_all, long, none_leads, open, put};
 use crate::regressions::test_cluster::TestCluster;
 
 /// Through `via`.
-fn ways(from: End, via: End, to: End) -> Ways {
-    let mut ways = Ways::default();
+fn attempts(from: End, via: End, to: End) -> EscapeAttempts {
+    let mut attempts = EscapeAttempts::default();
     let sent = |packet: &[u8], to: IpAddr| framed(from.mac, via.mac, &[], ether_type(to), packet);
     for (source, target) in [(from.v4, to.v4), (from.v6, to.v6)] {
-        ways.add(format!("UDP to {target}"), |marker| {
+        attempts.add(format!("UDP to {target}"), |marker| {
             sent(&udp(at(source), at(target), marker), target)
         });
-        ways.add(format!("an unknown protocol to {target}"), |marker| {
+        attempts.add(format!("an unknown protocol to {target}"), |marker| {
             sent(&packet(source, target, 253, 64, marker), target)
         });
     }
     for kind in DISCOVERY {
         for hop_limit in [2, 64, 255] {
-            ways.add(format!("ICMPv6 {kind}, hop limit {hop_limit}"), |marker| {
+            attempts.add(format!("ICMPv6 {kind}, hop limit {hop_limit}"), |marker| {
                 sent(&icmp(from.v6, to.v6, hop_limit, kind, 0, &long(marker)), to.v6)
             });
         }
     }
-    ways
+    attempts
 }
 
 /// What is answered carries the question, or a part of it.
-fn questions(from: End, node: End) -> Ways {
-    let mut ways = Ways::default();
+fn questions(from: End, node: End) -> EscapeAttempts {
+    let mut attempts = EscapeAttempts::default();
     let sent = |packet: &[u8], to: IpAddr| framed(from.mac, node.mac, &[], ether_type(to), packet);
     for (source, target) in [
         (from.v4, node.v4),
@@ -43,26 +43,26 @@ fn questions(from: End, node: End) -> Ways {
         (from.link_local, node.link_local),
     ] {
         let echo = if target.is_ipv4() { 8 } else { 128 };
-        ways.add(format!("a ping from {source} to {target}"), |marker| {
+        attempts.add(format!("a ping from {source} to {target}"), |marker| {
             sent(&icmp(source, target, 64, echo, 0, marker), target)
         });
-        ways.add(format!("UDP from {source} to {target}"), |marker| {
+        attempts.add(format!("UDP from {source} to {target}"), |marker| {
             sent(&udp(at(source), at(target), marker), target)
         });
     }
-    ways
+    attempts
 }
 
 #[test]
 fn nothing_is_routed_between_pods_that_deny_everything() -> Result<()> {
     let mut cluster = TestCluster::new("escape-routed")?;
     let [a, b] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/b")?];
-    let to_b = ways(a, End::bridge(&cluster)?, b);
-    let to_a = ways(b, End::gateway(&cluster, "x/b")?, a);
+    let to_b = attempts(a, End::bridge(&cluster)?, b);
+    let to_a = attempts(b, End::gateway(&cluster, "x/b")?, a);
     let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
-    for (ways, from, to) in [(&to_b, &at_a, &at_b), (&to_a, &at_b, &at_a)] {
-        let lead = ways.lead_patiently(from, to)?;
-        ensure!(lead == ways.names(), "only {lead:#?}");
+    for (attempts, from, to) in [(&to_b, &at_a, &at_b), (&to_a, &at_b, &at_a)] {
+        let lead = attempts.lead_patiently(from, to)?;
+        ensure!(lead == attempts.names(), "only {lead:#?}");
     }
     put(&mut cluster, [deny_all()])?;
     none_leads(&to_b, &at_a, &at_b, "from the bridge")?;
@@ -79,9 +79,9 @@ fn the_node_answers_nothing_of_a_pod_that_may_send_nothing() -> Result<()> {
     let bridged = questions(a, End::bridge(&cluster)?);
     let routed = questions(b, End::gateway(&cluster, "x/b")?);
     let (at_a, at_b) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/b"))?);
-    for (ways, pod) in [(&bridged, &at_a), (&routed, &at_b)] {
-        let lead = ways.lead_patiently(pod, pod)?;
-        ensure!(lead == ways.names(), "only {lead:#?}");
+    for (attempts, pod) in [(&bridged, &at_a), (&routed, &at_b)] {
+        let lead = attempts.lead_patiently(pod, pod)?;
+        ensure!(lead == attempts.names(), "only {lead:#?}");
     }
     put(&mut cluster, [deny_all()])?;
     none_leads(&bridged, &at_a, &at_a, "bridged")?;

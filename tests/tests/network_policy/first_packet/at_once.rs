@@ -22,7 +22,7 @@ fn a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on() -> R
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         let newcomer = Newcomer::start(pod)?;
         let mut wrong = newcomers
-            .judge(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?;
+            .verify(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?;
         wrong.extend(newcomers.leaks(&newcomer));
         detach(&newcomers, newcomer)?;
         // ADD waits a second at most for the list of the namespace's policies: it stays short.
@@ -52,7 +52,7 @@ fn what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it() -> Res
         unmute(&newcomer)?;
         wrong.extend(
             newcomers
-                .judge(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?,
+                .verify(&newcomer, |exchange| exchange.peer.is_friend && exchange.is_heard())?,
         );
         wrong.extend(newcomers.leaks(&newcomer));
     }

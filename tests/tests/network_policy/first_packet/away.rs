@@ -34,7 +34,7 @@ fn while_the_agent_is_dead() -> Result<()> {
         let pod = add(&newcomers, &name, "new", wiring(number))?;
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         let newcomer = Newcomer::start(pod)?;
-        let mut wrong = newcomers.judge(&newcomer, |_| false)?;
+        let mut wrong = newcomers.verify(&newcomer, |_| false)?;
         wrong.extend(newcomers.leaks(&newcomer));
         if number < LEFT {
             left.lock().expect("nobody panicked").push(newcomer);
@@ -130,13 +130,13 @@ impl Planned {
     }
 
     /// What passes of its packets while the API is away.
-    fn judge(&self, newcomers: &Newcomers, newcomer: &Newcomer) -> Result<Vec<String>> {
-        let judge = || newcomers.judge(newcomer, |exchange| self.known.passes(exchange));
+    fn verify(&self, newcomers: &Newcomers, newcomer: &Newcomer) -> Result<Vec<String>> {
+        let verify = || newcomers.verify(newcomer, |exchange| self.known.passes(exchange));
         let mut wrong = match self.known {
-            KnownOfPod::All | KnownOfPod::Nothing => judge()?,
+            KnownOfPod::All | KnownOfPod::Nothing => verify()?,
             // The plugin isolates it when its time is over, and the agent decides then.
             KnownOfPod::IsIsolated | KnownOfPod::IsOpen => {
-                observed("judged by its namespace", BOUND, judge, Vec::is_empty)?
+                observed("judged by its namespace", BOUND, verify, Vec::is_empty)?
             }
         };
         if self.known != KnownOfPod::IsOpen {
@@ -179,7 +179,7 @@ fn while_the_api_is_away() -> Result<()> {
     each(count, |number| {
         let pod = &planned[number];
         let newcomer = pod.add(&newcomers, wiring(number))?;
-        let wrong = pod.judge(&newcomers, &newcomer)?;
+        let wrong = pod.verify(&newcomers, &newcomer)?;
         match number < LEFT {
             true => left.lock().expect("nobody panicked").push(newcomer),
             false => detach(&newcomers, newcomer)?,

@@ -65,9 +65,9 @@ fn of_a_pod_that_containerd_makes() -> Result<()> {
 }
 
 /// IPv4 first, as everywhere in these tests.
-fn addresses(said: &[String]) -> Result<Vec<IpAddr>> {
+fn addresses(output: &[String]) -> Result<Vec<IpAddr>> {
     let mut addresses =
-        said.iter().map(|address| address.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+        output.iter().map(|address| address.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
     addresses.sort();
     Ok(addresses)
 }

@@ -101,7 +101,7 @@ fn nothing_is_lost_without_policies_at_an_address_that_is_reused_at_once() -> Re
             let pod = attach(&newcomers, netns, &format!("new/{name}"), &plugins)?;
             ensure!(pod.addresses == addresses, "{:?}", pod.addresses);
             let newcomer = Newcomer::start(pod)?;
-            let lost = newcomers.judge(&newcomer, |_| true)?;
+            let lost = newcomers.verify(&newcomer, |_| true)?;
             wrong.extend(lost.into_iter().map(|line| format!("turn {turn}: {line}")));
             remove(&newcomers, &name, newcomer)?;
         }

@@ -14,7 +14,7 @@ use super::{add, detach, each, each_awaited, isolate, pods, remove, wiring};
 use crate::newcomers::{Exchange, Newcomer, Newcomers, nothing_wrong};
 
 /// How often an agent asks whether ClusterNetworkPolicies are served, and some time.
-const ASKED_AGAIN: Duration = Duration::from_secs(80);
+const REDISCOVERY: Duration = Duration::from_secs(80);
 
 fn role(namespace: &str, role: &str) -> Value {
     json!({ "pods": {
@@ -106,11 +106,11 @@ fn of_a_pod_whose_policy_was_stored_just_before() -> Result<()> {
     api.behave(|manners| manners.tiers = true);
     newcomers.put("first", &tiers([no_foes("role-x")]))?;
     let agent = newcomers.nodes.hosts[0].agent()?;
-    eventually("it is served", ASKED_AGAIN, || {
+    eventually("it is served", REDISCOVERY, || {
         Ok(agent.status()?["networkPolicy"]["clusterPolicies"] == 1)
     })?;
     let heard_friends = |exchange: &Exchange<'_>| exchange.peer.is_friend && exchange.is_heard();
-    nothing_wrong(1, &newcomers.judge(&before, heard_friends)?)?;
+    nothing_wrong(1, &newcomers.verify(&before, heard_friends)?)?;
     api.behave(|manners| manners.late.push("clusternetworkpolicies"));
     each(pods(8), |number| {
         let (name, role) = (format!("p{number}"), format!("role-{number}"));
@@ -119,7 +119,7 @@ fn of_a_pod_whose_policy_was_stored_just_before() -> Result<()> {
         let pod = add(&newcomers, &name, &role, wiring(number))?;
         newcomers.aim(|targets| targets.extend(&pod.addresses));
         let newcomer = Newcomer::start(pod)?;
-        let mut wrong = newcomers.judge(&newcomer, heard_friends)?;
+        let mut wrong = newcomers.verify(&newcomer, heard_friends)?;
         wrong.extend(newcomers.leaks(&newcomer));
         newcomers.aim_no_more_at(&newcomer.pod.addresses);
         detach(&newcomers, newcomer)?;

@@ -15,7 +15,7 @@ use proptest::strategy::Strategy;
 use super::{A_POLICY, Cluster, addresses, container, labels, policies};
 use crate::across;
 use crate::packets::half;
-use crate::play::{Play, Way};
+use crate::play::{Addressing, Play};
 
 /// What decides about the labels of three namespaces and the labels and ports of nine pods.
 const ALL_LABELS: usize = 150;
@@ -45,7 +45,7 @@ pub fn worlds(there: PolicyWorld, count: RangeInclusive<usize>) -> impl Strategy
 #[test]
 fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
     let (play, world) = Play::new("random", half)?;
-    let desk = across::real(&play, &world)?;
+    let workstation = across::real(&play, &world)?;
     let (play, number) = (RefCell::new(play), Cell::new(0));
     let count = u32::try_from(test_length::times(50, 6))?;
     for seed in [1, random::seed()?] {
@@ -56,9 +56,9 @@ fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
             Duration::ZERO,
             worlds(world.clone(), 1..=6),
             |Cluster(world)| {
-                play.borrow_mut().judge(world, &[Way::PodIp, Way::ClusterIp])?;
+                play.borrow_mut().verify(world, &[Addressing::PodIp, Addressing::ClusterIp])?;
                 number.set(number.get() + 1);
-                across::agrees(&desk, world, number.get())
+                across::agrees(&workstation, world, number.get())
             },
         )?;
     }

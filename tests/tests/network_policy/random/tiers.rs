@@ -20,9 +20,9 @@ use super::{
     Cluster, KEYS, NAMES, NODES, SHRINKING, VALUES, addresses, both_are_common, clusters, labels,
     packets_at, policies, sample,
 };
-use crate::judged::{Judged, Planned, at_once};
+use crate::evaluated::{EvaluatedWorld, Planned, at_once};
 use crate::packets::half;
-use crate::play::{Play, Way};
+use crate::play::{Addressing, Play};
 
 /// How many numbers decide about a policy.
 const A_POLICY: usize = 300;
@@ -181,8 +181,8 @@ fn the_plans_of_both_nodes_say_of_tiers_what_the_oracle_says() -> Result<()> {
 fn the_rules_of_both_nodes_do_with_tiers_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(300, 30))?;
     random::play(worlds, random::seed()?, SHRINKING, tiered(), |Cluster(world)| {
-        let judged = Judged::new(world)?;
-        packets(world).try_for_each(|packet| judged.passes(packet).map(drop))?;
+        let evaluated = EvaluatedWorld::new(world)?;
+        packets(world).try_for_each(|packet| evaluated.passes(packet).map(drop))?;
         Ok(())
     })
 }
@@ -196,8 +196,8 @@ fn facts_about_tiers_may_come_in_any_order() -> Result<()> {
         |event: &Event| matches!(event, Event::NetworkPolicy(..) | Event::ClusterNetworkPolicy(..));
     random::play(worlds, random::seed()?, Duration::ZERO, tiered(), |Cluster(world)| {
         let ends_well = |order: &dyn Fn(Vec<Event>) -> Vec<Vec<Event>>| {
-            let judged = Judged::in_order(world, order)?;
-            packets(world).try_for_each(|packet| judged.passes(packet).map(drop))
+            let evaluated = EvaluatedWorld::in_order(world, order)?;
+            packets(world).try_for_each(|packet| evaluated.passes(packet).map(drop))
         };
         ends_well(&|events| each(events.into_iter().rev().collect()))?;
         ends_well(&|mut events| {
@@ -227,7 +227,7 @@ fn packets_and_explain_do_with_tiers_what_the_oracle_says() -> Result<()> {
     let count = u32::try_from(test_length::times(50, 8))?;
     for seed in [1, random::seed()?] {
         random::play(count, seed, Duration::ZERO, played(world.clone()), |cluster| {
-            play.borrow_mut().judge(&cluster.0, &[Way::PodIp, Way::ClusterIp])
+            play.borrow_mut().verify(&cluster.0, &[Addressing::PodIp, Addressing::ClusterIp])
         })?;
     }
     Ok(())

@@ -59,12 +59,12 @@ fn every_frontend_of_an_isolated_pod_is_judged() -> Result<()> {
         if family == 0 {
             frontends.extend([EXTERNAL, BALANCED].map(|text| SocketAddr::new(ip(text), 80)));
         }
-        let mut judged = |policy: NetworkPolicy, arrives| -> Result<()> {
+        let mut evaluated = |policy: NetworkPolicy, arrives| -> Result<()> {
             cluster.put([policy])?;
             frontends.iter().try_for_each(|to| expect_at(cluster.node(1), *to, arrives))
         };
-        judged(x("deny").ingress([]), false).context(policy)?;
-        judged(from(client[family]), true).context(policy)?;
+        evaluated(x("deny").ingress([]), false).context(policy)?;
+        evaluated(from(client[family]), true).context(policy)?;
     }
     Ok(())
 }

@@ -9,13 +9,13 @@ use denizen_tests::random;
 use denizen_tests::test_length;
 
 use super::small::{XA, XB, YA, YB, pod, tcp, world};
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 use crate::random::{Cluster, clusters, packets};
 
 /// Says that in the end everything is as if it had always been so.
 fn ends_well(world: &PolicyWorld, order: impl Fn(Vec<Event>) -> Vec<Vec<Event>>) -> Result<()> {
-    let judged = Judged::in_order(world, order)?;
-    packets(world).into_iter().try_for_each(|packet| judged.passes(packet).map(drop))
+    let evaluated = EvaluatedWorld::in_order(world, order)?;
+    packets(world).into_iter().try_for_each(|packet| evaluated.passes(packet).map(drop))
 }
 
 /// One after the other, last ones first: policies before their namespaces and pods, the end of a
@@ -122,8 +122,8 @@ fn a_static_pod_is_known_by_its_hash() -> Result<()> {
         }
     };
     ends_well(&world, mirrored(true))?;
-    let judged = Judged::in_order(&world, mirrored(false))?;
-    ensure!(judged.passes(tcp(XB[0], XA[0], 80)).is_err(), "it is pending");
-    ensure!(!judged.passes(tcp(YB[0], XA[0], 80))?, "and drops what it would drop");
+    let evaluated = EvaluatedWorld::in_order(&world, mirrored(false))?;
+    ensure!(evaluated.passes(tcp(XB[0], XA[0], 80)).is_err(), "it is pending");
+    ensure!(!evaluated.passes(tcp(YB[0], XA[0], 80))?, "and drops what it would drop");
     Ok(())
 }

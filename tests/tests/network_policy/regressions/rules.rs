@@ -12,7 +12,7 @@ use denizen_tests::policy::{
 };
 
 use super::small::{XA, XB, world};
-use crate::judged::{Interpreted, Judged};
+use crate::evaluated::{EvaluatedWorld, Interpreted};
 use crate::random::{NODES, packets};
 
 /// Rules of every kind, for peers of every kind.
@@ -55,7 +55,7 @@ const NEVER_REPLACED: [&str; 10] = [
 #[test]
 fn a_lookup_that_misses_permits_nothing() -> Result<()> {
     let world = everything();
-    let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
+    let rules = EvaluatedWorld::new(&world)?.rules().next().context("the first node has rules")?;
     let whole = Interpreted::new(&world, NODES[0], &rules)?;
     let asked = [Transport::Port(Tcp, 80), Transport::Port(Tcp, 53), Transport::Port(Udp, 53)];
     let packets: Vec<_> =
@@ -101,7 +101,7 @@ fn elements(rules: &str) -> Vec<(&str, &str)> {
 #[test]
 fn no_rule_accepts_or_touches_a_mark() -> Result<()> {
     let (world, open) = (everything(), self::world([]));
-    for rules in Judged::new(&world)?.rules().chain(Judged::new(&open)?.rules()) {
+    for rules in EvaluatedWorld::new(&world)?.rules().chain(EvaluatedWorld::new(&open)?.rules()) {
         let statements = rules.lines().filter(|line| !line.trim_start().starts_with("type filter"));
         for line in statements {
             let code = line.split(" comment ").next().unwrap_or_default();
@@ -120,7 +120,7 @@ fn comments_fit_and_name_no_object() -> Result<()> {
     let mut world = everything();
     let long = "n".repeat(253);
     world.policies[0].metadata.name.clone_from(&long);
-    for rules in Judged::new(&world)?.rules() {
+    for rules in EvaluatedWorld::new(&world)?.rules() {
         ensure!(!rules.contains(&long) && rules.contains("comment"));
         for comment in rules.split("comment \"").skip(1) {
             let text = comment.split('"').next().unwrap_or_default();
@@ -136,7 +136,7 @@ fn comments_fit_and_name_no_object() -> Result<()> {
 fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
     let deny = NetworkPolicy::new("x", "deny", LabelSelector::default()).ingress([]).egress([]);
     let world = world([deny]);
-    let rules = Judged::new(&world)?.rules().next().context("the first node has rules")?;
+    let rules = EvaluatedWorld::new(&world)?.rules().next().context("the first node has rules")?;
     let reader = Reader::new(&rules, &[])?;
     let stop = |layer, input: &str, output: &str| {
         let (hook, output) = ("forward", Some(output.to_owned()));
@@ -184,9 +184,9 @@ fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
 #[test]
 fn the_priority_and_the_mark_are_given_back() -> Result<()> {
     let world = everything();
-    let judged = Judged::new(&world)?;
+    let evaluated = EvaluatedWorld::new(&world)?;
     let all = packets(&world);
-    let passing = all.into_iter().map(|packet: PolicyPacket| judged.passes(packet));
+    let passing = all.into_iter().map(|packet: PolicyPacket| evaluated.passes(packet));
     ensure!(passing.collect::<Result<Vec<_>>>()?.contains(&true));
     Ok(())
 }

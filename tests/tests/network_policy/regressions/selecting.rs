@@ -7,7 +7,7 @@ use denizen_tests::policy::{
 };
 
 use super::small::{OUTSIDE, XA, XB, YA, YB, container, expect, namespace, pod, tcp, world};
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 
 fn label(value: &str) -> LabelSelector {
     LabelSelector::label("pod", value)
@@ -39,9 +39,9 @@ fn named_ports_are_resolved_on_the_destination_pod_by_pod() -> Result<()> {
     for (number, port) in [(0, 80), (1, 81), (2, 81)] {
         world.pods[number].spec.containers = vec![container(&[("web", port)])];
     }
-    let judged = Judged::new(&world)?;
+    let evaluated = EvaluatedWorld::new(&world)?;
     for family in 0..2 {
-        let passes = |to: [&str; 2], port| judged.passes(tcp(YA[family], to[family], port));
+        let passes = |to: [&str; 2], port| evaluated.passes(tcp(YA[family], to[family], port));
         assert!(passes(XA, 80)? && !passes(XA, 81)?, "x/a has it at 80");
         assert!(!passes(XB, 80)? && passes(XB, 81)?, "x/b has it at 81; the sender too");
     }

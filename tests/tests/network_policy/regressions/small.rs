@@ -11,7 +11,7 @@ use denizen_tests::policy::{
 };
 
 use crate::case::labels;
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 use crate::random::{NODES, nodes};
 
 /// Addresses of pods: the first is IPv4, the second IPv6.
@@ -95,11 +95,11 @@ pub fn packet(from: &str, to: &str, transport: Transport) -> PolicyPacket {
 
 /// Whether all who judge say of each connection to port 80, in both families, what is expected.
 pub fn expect(world: &PolicyWorld, expected: &[([&str; 2], [&str; 2], bool)]) -> Result<()> {
-    let judged = Judged::new(world)?;
+    let evaluated = EvaluatedWorld::new(world)?;
     for (from, to, arrives) in expected {
         for family in 0..2 {
             let packet = tcp(from[family], to[family], 80);
-            ensure!(judged.passes(packet)? == *arrives, "{packet:?} arrives: {}", !arrives);
+            ensure!(evaluated.passes(packet)? == *arrives, "{packet:?} arrives: {}", !arrives);
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use super::{
     PING, TCP_80, admin, at, at_range, everybody, expect, expect_of, from, networks, pods_of, to,
     world,
 };
-use crate::judged::Judged;
+use crate::evaluated::EvaluatedWorld;
 use crate::regressions::small::{OTHER_NODE, OUTSIDE, XA, XB, YA, YB, container, packet, pod};
 
 fn tcp(port: u16) -> Transport {
@@ -60,14 +60,14 @@ fn every_edge_of_ranges_is_where_it_was_written() -> Result<()> {
         ranges.map(|(action, first, last)| at_range(first, last, from(action, everybody())));
     let closed = NetworkPolicy::new("x", "closed", LabelSelector::default()).ingress([]);
     let world = world([admin(5, "ranges", "x").ingress(rules)], [closed]);
-    let judged = Judged::new(&world)?;
+    let evaluated = EvaluatedWorld::new(&world)?;
     let accepted = |port: u16| matches!(port, 21..=30 | 60..=65_534);
     let edges = ranges.iter().flat_map(|(_, first, last)| [*first, *last]);
     let ports = edges.flat_map(|port: u16| [port - 1, port, port.saturating_add(1)]);
     for port in ports.chain([0, 1]) {
         for family in 0..2 {
             let packet = packet(YA[family], XA[family], tcp(port));
-            expect_of(&judged, packet, accepted(port))?;
+            expect_of(&evaluated, packet, accepted(port))?;
         }
     }
     Ok(())
@@ -103,10 +103,10 @@ fn host_bits_count_for_nothing_and_zero_is_everybody() -> Result<()> {
     expect(&world([bits], []), &[(XA, YA, TCP_80, false), (XA, OUTSIDE, TCP_80, true)])?;
     let zero = admin(0, "zero", "x").egress([to("Deny", networks(&["10.1.2.3/0"]))]);
     let world = world([zero], []);
-    let judged = Judged::new(&world)?;
+    let evaluated = EvaluatedWorld::new(&world)?;
     for other in [YA, XB, OUTSIDE, OTHER_NODE] {
-        expect_of(&judged, packet(XA[0], other[0], TCP_80), false)?;
-        expect_of(&judged, packet(XA[1], other[1], TCP_80), true)?;
+        expect_of(&evaluated, packet(XA[0], other[0], TCP_80), false)?;
+        expect_of(&evaluated, packet(XA[1], other[1], TCP_80), true)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule
 use serde_json::{Value, json};
 
 use super::{PING, TCP_80, admin, at, baseline, everybody, expect, from, pods_of, to, world};
-use crate::judged::{Planned, at_once};
+use crate::evaluated::{Planned, at_once};
 use crate::random::NODES;
 use crate::regressions::small::{XA, XB, YA, YB};
 

@@ -42,8 +42,8 @@ impl Variant {
     fn newest() -> Result<Self> {
         let mut version = Command::new(binary::cni_plugins().join("portmap"));
         version.env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
-        let said: Value = serde_json::from_slice(&checked(&mut version)?.stdout)?;
-        let versions = said["supportedVersions"].as_array().context("no versions")?;
+        let output: Value = serde_json::from_slice(&checked(&mut version)?.stdout)?;
+        let versions = output["supportedVersions"].as_array().context("no versions")?;
         // The version of the specification that this release of the plugins brought, too.
         Ok(if versions.contains(&json!("1.1.0")) { Self::Own } else { Self::Nft })
     }

@@ -65,8 +65,8 @@ fn who_is_local_keeps_its_address_over_every_protocol() -> Result<()> {
                 // What the node sends has its address anyway.
                 assert!(who == Who::ThisNode || is_masqueraded != is_local, "{what}: {outcome:?}");
                 let explained = fixture.explain(&agent, who, to, protocol)?;
-                let said = (explained.local, explained.masquerade);
-                assert_eq!(said, (is_local, !is_local), "{what}: {explained:?}");
+                let output = (explained.local, explained.masquerade);
+                assert_eq!(output, (is_local, !is_local), "{what}: {explained:?}");
             }
         }
         agent.terminate()?;
@@ -102,8 +102,8 @@ fn cleanup_removes_what_is_denizens_and_nothing_else() -> Result<()> {
     let all = beside_firewall(&[theirs, "table ip denizen", "table ip6 denizen"]);
     assert_eq!(tables(node)?, all, "a stop leaves the rules");
     let program = binary::ours("denizen-agent")?;
-    let said = node.output(&program.display().to_string(), &["cleanup"])?;
-    assert_eq!(said, "removed 5 nftables tables\n");
+    let output = node.output(&program.display().to_string(), &["cleanup"])?;
+    assert_eq!(output, "removed 5 nftables tables\n");
     assert_eq!(tables(node)?, [theirs]);
     let again = node.output(&program.display().to_string(), &["cleanup"])?;
     assert_eq!(again, "removed 0 nftables tables\n");

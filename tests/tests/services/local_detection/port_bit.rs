@@ -208,8 +208,8 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
     let ours: Vec<_> = tables.into_iter().filter(|table| table.contains("denizen")).collect();
     assert_eq!(ours, beside_firewall(&["table bridge denizen"]));
     let program = binary::ours("denizen-agent")?;
-    let said = node.output(&program.display().to_string(), &["cleanup"])?;
-    ensure!(said.contains("removed 4 nftables tables\n"), "{said}");
+    let output = node.output(&program.display().to_string(), &["cleanup"])?;
+    ensure!(output.contains("removed 4 nftables tables\n"), "{output}");
     assert_eq!(in_kernel(node)?, [""; 0]);
     let tables = ruleset::tables(node)?;
     ensure!(tables.iter().all(|table| !table.contains("denizen")), "{tables:?}");

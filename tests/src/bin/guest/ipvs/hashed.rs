@@ -27,7 +27,7 @@ const FEW: usize = 4;
 const TRIES: usize = 10;
 
 /// A question, and who answered.
-struct Asked {
+struct AnsweredQuestion {
     question: String,
     endpoint: SocketAddr,
 }
@@ -89,7 +89,7 @@ fn ask(
     protocol: Protocol,
     to: SocketAddr,
     known: &mut BTreeSet<String>,
-) -> Result<Asked> {
+) -> Result<AnsweredQuestion> {
     for _ in 0..TRIES {
         let outcome = fixture.ask(Who::Bridged, to, protocol)?;
         let Outcome::Answered { endpoint, seen } = outcome else {
@@ -98,17 +98,17 @@ fn ask(
         let explain = json!({ "from": seen.to_string(), "to": format!("{to}/{protocol}") });
         let question = format!("{}\n", json!({ "explain": explain }));
         if known.insert(question.clone()) {
-            return Ok(Asked { question, endpoint });
+            return Ok(AnsweredQuestion { question, endpoint });
         }
     }
     anyhow::bail!("{TRIES} clients of {to}/{protocol} had ports that others had before")
 }
 
 /// What `explain` says of each of them.
-fn predicted(agent: &Agent, asked: &[Asked]) -> Result<Vec<Value>> {
+fn predicted(agent: &Agent, exchanges: &[AnsweredQuestion]) -> Result<Vec<Value>> {
     let mut answers = Vec::new();
     let mut each = |line: &str| answers.push(serde_json::from_str::<Value>(line));
-    agent.ask_in_turn(asked.iter().map(|asked| &asked.question), &mut each)?;
+    agent.ask_in_turn(exchanges.iter().map(|exchange| &exchange.question), &mut each)?;
     Ok(answers.into_iter().collect::<Result<_, _>>()?)
 }
 
@@ -131,18 +131,19 @@ pub(crate) fn are_predicted() -> Result<()> {
             service_ips(10).into_iter().flat_map(|ip| [(ip, Protocol::Tcp), (ip, Protocol::Udp)])
         {
             let to = SocketAddr::new(ip, 80);
-            let asked: Vec<Asked> = (0..clients)
+            let exchanges: Vec<AnsweredQuestion> = (0..clients)
                 .map(|_| ask(&fixture, protocol, to, &mut known))
                 .collect::<Result<_>>()?;
-            let answered: BTreeSet<SocketAddr> = asked.iter().map(|asked| asked.endpoint).collect();
+            let answered: BTreeSet<SocketAddr> =
+                exchanges.iter().map(|exchange| exchange.endpoint).collect();
             ensure!(answered.len() == answer, "{scheduler} at {to}: {answered:?}");
-            for (asked, said) in asked.iter().zip(predicted(&agent, &asked)?) {
+            for (exchange, said) in exchanges.iter().zip(predicted(&agent, &exchanges)?) {
                 let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;
                 ensure!(
-                    chosen == asked.endpoint.to_string(),
+                    chosen == exchange.endpoint.to_string(),
                     "{scheduler}: {} answered {}: {said}",
-                    asked.endpoint,
-                    asked.question
+                    exchange.endpoint,
+                    exchange.question
                 );
             }
         }

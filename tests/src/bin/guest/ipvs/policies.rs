@@ -33,7 +33,7 @@ const BALANCER: u8 = 100;
 const OF_NODE: u8 = 12;
 
 /// Both count as new, until they are answered; the rest is the same.
-const ASKED: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Why a rule drops what is of a pod whose labels are not known.
 const PENDING: &str = "the pod's policies are not known yet";
@@ -46,18 +46,18 @@ const STEP: usize = 5;
 const MOST_TRIES: usize = 3 * MEMBERS.len();
 
 /// To which frontend, by whom, over which protocol.
-type AskedConnection = (SocketAddr, Who, Protocol);
+type ProbedConnection = (SocketAddr, Who, Protocol);
 
 /// Each of these clients at each of these frontends, by every protocol.
-fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<AskedConnection> {
+fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<ProbedConnection> {
     let at = |to: &SocketAddr| {
         let to = *to;
-        clients.iter().flat_map(move |who| ASKED.map(|protocol| (to, *who, protocol)))
+        clients.iter().flat_map(move |who| PROTOCOLS.map(|protocol| (to, *who, protocol)))
     };
     frontends.iter().flat_map(at).collect()
 }
 
-struct Judged {
+struct PolicyContext {
     fixture: Fixture,
     agent: Agent,
     /// Listens at the node's own addresses.
@@ -77,7 +77,7 @@ fn of(role: &str) -> LabelSelector {
     LabelSelector::label("role", role)
 }
 
-impl Judged {
+impl PolicyContext {
     fn new() -> Result<Self> {
         let fixture = long_connection::fixture("ipvs-np")?;
         let ports: Vec<_> =
@@ -162,7 +162,7 @@ impl Judged {
     fn expect_of(
         &self,
         what: &str,
-        connections: impl IntoIterator<Item = AskedConnection>,
+        connections: impl IntoIterator<Item = ProbedConnection>,
         expected: impl Fn(Who) -> BTreeSet<Who>,
     ) -> Result<()> {
         for (to, who, protocol) in connections {
@@ -255,15 +255,15 @@ impl Judged {
 
 /// Ingress and egress of isolated pods, and connections that a policy forbids later.
 pub(crate) fn hold() -> Result<()> {
-    let judged = Judged::new()?;
-    judged.unknown_pods_are_cut_off()?;
-    judged.put(&[])?;
-    judged.expect("without policies", |_| all())?;
-    let mut kept = judged.lasting(Who::Bridged)?;
-    let [mut cut, mut closed] = [judged.lasting(Who::Remote)?, judged.lasting(Who::Remote)?];
+    let context = PolicyContext::new()?;
+    context.unknown_pods_are_cut_off()?;
+    context.put(&[])?;
+    context.expect("without policies", |_| all())?;
+    let mut kept = context.lasting(Who::Bridged)?;
+    let [mut cut, mut closed] = [context.lasting(Who::Remote)?, context.lasting(Who::Remote)?];
 
-    judged.put(&[judged.narrow()?])?;
-    judged.expect("ingress", |who| match who {
+    context.put(&[context.narrow()?])?;
+    context.expect("ingress", |who| match who {
         Who::Remote => without(Who::Routed),
         Who::Bridged | Who::Routed | Who::Outside | Who::ThisNode => all(),
     })?;
@@ -271,25 +271,25 @@ pub(crate) fn hold() -> Result<()> {
     cut.is_silent().context("it is forbidden now")?;
     closed.is_reset_when_closed().context("it is forbidden now")?;
 
-    judged.put(&[judged.kept_in(true)?])?;
+    context.put(&[context.kept_in(true)?])?;
     let of_front = BTreeSet::from([Who::Bridged, Who::Routed]);
-    judged.expect("egress", |who| match who {
+    context.expect("egress", |who| match who {
         Who::Bridged => of_front.clone(),
         Who::Routed | Who::Remote | Who::Outside | Who::ThisNode => all(),
     })?;
     kept.still_alive().context("it is permitted still")?;
-    judged.expect_node(Who::Bridged, true)?;
-    judged.expect_node(Who::Routed, true)?;
-    judged.put(&[judged.kept_in(false)?])?;
-    judged.expect_node(Who::Bridged, false)?;
-    judged.expect_node(Who::Routed, true)?;
+    context.expect_node(Who::Bridged, true)?;
+    context.expect_node(Who::Routed, true)?;
+    context.put(&[context.kept_in(false)?])?;
+    context.expect_node(Who::Bridged, false)?;
+    context.expect_node(Who::Routed, true)?;
 
-    let status = judged.agent.status()?;
+    let status = context.agent.status()?;
     ensure!(status["errors"] == json!([]), "{status:#}");
     for reason in ["ingress", "egress", "forbidden"] {
         let dropped = status["networkPolicy"]["dropped"][reason].as_u64();
         ensure!(dropped > Some(0), "{reason}: {status:#}");
     }
-    judged.agent.terminate()?;
+    context.agent.terminate()?;
     Ok(())
 }

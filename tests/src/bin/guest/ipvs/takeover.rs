@@ -13,7 +13,7 @@ use denizen_tests::peers::kube_proxy::ipvs::{DEVICE, Ipvs};
 use crate::context::GuestContext;
 
 /// Denizen is started beside kube-proxy, which is then removed while denizen serves.
-struct Over<'a> {
+struct Takeover<'a> {
     context: &'a GuestContext,
     ipvs: Ipvs<'a>,
     /// The node's addresses.
@@ -22,12 +22,12 @@ struct Over<'a> {
 
 /// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are
 /// denizen's.
-struct Theirs {
+struct ClientsOfKubeProxy {
     connections: Vec<LongConnection>,
     flow: KeptFlow,
 }
 
-impl Theirs {
+impl ClientsOfKubeProxy {
     fn are_alive(&mut self) -> Result<()> {
         let outcome = self.flow.ask();
         ensure!(outcome.endpoint().is_some(), "a flow broke: {outcome:?}");
@@ -41,7 +41,7 @@ impl Theirs {
     }
 }
 
-impl<'a> Over<'a> {
+impl<'a> Takeover<'a> {
     /// kube-proxy serves.
     fn begin(context: &'a GuestContext, variant: Variant) -> Result<Self> {
         let (before, ipvs) = (context.addresses()?, context.ipvs(variant));
@@ -52,9 +52,9 @@ impl<'a> Over<'a> {
     }
 
     /// Denizen serves beside it.
-    fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, Theirs)> {
+    fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, ClientsOfKubeProxy)> {
         let (connections, flow) = (self.context.lasting()?, self.context.flow()?);
-        let mut theirs = Theirs { connections, flow };
+        let mut theirs = ClientsOfKubeProxy { connections, flow };
         theirs.are_alive()?;
         let start = || self.context.start(flags);
         let agent = self.context.unnoticed(&mut theirs.connections, "denizen comes", start)?;
@@ -74,7 +74,7 @@ impl<'a> Over<'a> {
     }
 
     /// kube-proxy's things go while denizen serves; the connections that denizen carries.
-    fn alone(&self, agent: &Agent, mut theirs: Theirs) -> Result<Vec<LongConnection>> {
+    fn alone(&self, agent: &Agent, mut theirs: ClientsOfKubeProxy) -> Result<Vec<LongConnection>> {
         let mut ours = self.context.lasting()?;
         while self.ipvs.remembers()? {
             thread::sleep(Duration::from_millis(500));
@@ -116,7 +116,7 @@ impl<'a> Over<'a> {
 }
 
 /// Ipvs begins to serve where Denizen only enforces policies, and they do not see what it forwards.
-fn beside_policies(context: &GuestContext) -> Result<Over<'_>> {
+fn beside_policies(context: &GuestContext) -> Result<Takeover<'_>> {
     let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
     let agent = context.start(flags.into())?;
     let is_said = || -> Result<bool> {
@@ -125,31 +125,35 @@ fn beside_policies(context: &GuestContext) -> Result<Over<'_>> {
         Ok(errors.iter().any(|error| error.to_string().contains("ipvs serves services here")))
     };
     ensure!(!is_said()?, "{}", agent.status()?);
-    let over = Over::begin(context, Variant::Legacy)?;
+    let takeover = Takeover::begin(context, Variant::Legacy)?;
     ensure!(is_said()?, "{}", agent.status()?);
     agent.terminate()?;
-    Ok(over)
+    Ok(takeover)
 }
 
 /// Into the nftables backend, which is what this kernel's `auto` takes, and back.
 pub(crate) fn nftables_takes_over() -> Result<()> {
     let context = GuestContext::new("ipvs-nft")?;
-    let over = beside_policies(&context)?;
-    let (agent, theirs) = over.beside(Vec::new(), "nftables")?;
-    let mut ours = over.alone(&agent, theirs)?;
+    let takeover = beside_policies(&context)?;
+    let (agent, theirs) = takeover.beside(Vec::new(), "nftables")?;
+    let mut ours = takeover.alone(&agent, theirs)?;
     for variant in Variant::BOTH {
         let rules = variant.dump(context.node())?;
         ensure!(!rules.contains("KUBE-"), "{rules}");
     }
-    context.unnoticed(&mut ours, "kube-proxy comes back", || over.ipvs.start())?;
-    over.stands_still("both are there again")?;
+    context.unnoticed(&mut ours, "kube-proxy comes back", || takeover.ipvs.start())?;
+    takeover.stands_still("both are there again")?;
     context.unnoticed(&mut ours, "denizen goes", || {
         agent.terminate()?;
         context.cleanup(&[])
     })?;
-    let before = over.ipvs.taken()?;
+    let before = takeover.ipvs.taken()?;
     let connections = context.everyone("ipvs serves again")?;
-    ensure!(over.ipvs.taken()? == before + connections, "{before}, then {}", over.ipvs.taken()?);
+    ensure!(
+        takeover.ipvs.taken()? == before + connections,
+        "{before}, then {}",
+        takeover.ipvs.taken()?
+    );
     let links = context.node().output("ip", &["-brief", "link"])?;
     ensure!(
         links.contains(DEVICE),
@@ -161,9 +165,9 @@ pub(crate) fn nftables_takes_over() -> Result<()> {
 /// Into the iptables backend, in the chains that kube-proxy has made.
 pub(crate) fn iptables_takes_over(variant: Variant) -> Result<()> {
     let context = GuestContext::new("ipvs-ipt")?;
-    let over = Over::begin(&context, variant)?;
-    let (agent, theirs) = over.beside(variant.flags(), "iptables")?;
-    over.alone(&agent, theirs)?;
+    let takeover = Takeover::begin(&context, variant)?;
+    let (agent, theirs) = takeover.beside(variant.flags(), "iptables")?;
+    takeover.alone(&agent, theirs)?;
     agent.terminate()?;
     context.cleanup(&[])?;
     let rules = variant.dump(context.node())?;

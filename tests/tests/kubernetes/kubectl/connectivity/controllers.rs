@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::Result;
-use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::{Api, ApiServer};
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 use super::PREFIX;
@@ -33,14 +33,14 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Those of this desk's API.
-    pub fn start(desk: Arc<Desk>, kubelets: impl Kubelets) -> Self {
+    /// Those of this workstation's API.
+    pub fn start(workstation: Arc<Workstation>, kubelets: impl Kubelets) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let ending = is_over.clone();
         let thread = thread::spawn(move || {
             let mut state = ControllersState { kubelets, running: BTreeMap::new(), services: 0 };
             while !ending.load(Ordering::Relaxed) {
-                state.turn(&desk.api)?;
+                state.turn(&workstation.api)?;
                 thread::sleep(PAUSE);
             }
             state.running.keys().for_each(|uid| state.kubelets.end(uid));

@@ -38,19 +38,19 @@ fn others() -> [Value; 3] {
 /// Names of all namespaces but those of [`others`].
 fn left(cluster: &PretendedCluster) -> Vec<String> {
     let others = others().map(|other| other["metadata"]["name"].clone());
-    let all = cluster.desk.api.objects("namespaces").into_iter();
+    let all = cluster.workstation.api.objects("namespaces").into_iter();
     let names = all.map(|object| object["metadata"]["name"].clone());
     names.filter(|name| !others.contains(name)).map(|name| name.to_string()).collect()
 }
 
 /// Starts a test, and sends the signal once the API server has got so many requests of it.
 fn interrupt(cluster: &PretendedCluster, requests: usize, signal: Signal) -> Result<Option<i32>> {
-    let api = &cluster.desk.api;
-    let before = api.asked().len();
-    let mut command = cluster.desk.command(&["test"])?;
+    let api = &cluster.workstation.api;
+    let before = api.requests().len();
+    let mut command = cluster.workstation.command(&["test"])?;
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = cluster.desk.netns().run(|| command.spawn())??;
-    while api.asked().len() < before + requests && child.try_wait()?.is_none() {
+    let mut child = cluster.workstation.netns().run(|| command.spawn())??;
+    while api.requests().len() < before + requests && child.try_wait()?.is_none() {
         thread::sleep(Duration::from_micros(200));
     }
     kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
@@ -60,10 +60,10 @@ fn interrupt(cluster: &PretendedCluster, requests: usize, signal: Signal) -> Res
 #[test]
 fn an_interrupted_test_leaves_nothing_after_a_cleanup() -> Result<()> {
     let cluster = PretendedCluster::new("verb-signals", 2, Faults::default())?;
-    cluster.desk.api.put_all(&others())?;
-    let whole = cluster.desk.json(&["test"], 0)?;
+    cluster.workstation.api.put_all(&others())?;
+    let whole = cluster.workstation.json(&["test"], 0)?;
     ensure!(left(&cluster).is_empty(), "{whole:#?}");
-    let requests = cluster.desk.api.asked().len();
+    let requests = cluster.workstation.api.requests().len();
     let moments = test_length::times(MOMENTS[0], MOMENTS[1]);
     let mut cleaned = 0;
     for moment in 0..moments {
@@ -75,14 +75,14 @@ fn an_interrupted_test_leaves_nothing_after_a_cleanup() -> Result<()> {
         // It may have been over already, and else is not.
         ensure!(code != Some(1) && code != Some(2), "{what}: code {code:?}");
         cleaned += found.len();
-        let said = cluster.desk.json(&["test", "--cleanup"], 0)?;
+        let output = cluster.workstation.json(&["test", "--cleanup"], 0)?;
         let left = left(&cluster);
-        ensure!(left.is_empty(), "{what}: {left:?} is left: {said:#?}");
-        let named = said.json()?["namespaces"].as_array().context("no list")?.len();
-        ensure!(named == found.len(), "{what}: {said:#?}, but there were {found:?}");
+        ensure!(left.is_empty(), "{what}: {left:?} is left: {output:#?}");
+        let named = output.json()?["namespaces"].as_array().context("no list")?.len();
+        ensure!(named == found.len(), "{what}: {output:#?}, but there were {found:?}");
     }
     ensure!(cleaned > 0, "no killed test left anything: it was not killed while it ran");
-    let names = cluster.desk.api.objects("namespaces").len();
+    let names = cluster.workstation.api.objects("namespaces").len();
     ensure!(names == others().len(), "namespaces of others are gone");
     Ok(())
 }
@@ -97,17 +97,17 @@ fn what_is_deleted_and_what_is_left_is_said() -> Result<()> {
         object
     };
     let old = of("denizen-test-old", "2020-01-01T00:00:00Z");
-    cluster.desk.api.put_all(&[old, of("denizen-test-new", "2999-01-01T00:00:00Z")])?;
-    let said = cluster.desk.json(&["test"], 0)?;
-    let notes = said.json()?["notes"].to_string();
+    cluster.workstation.api.put_all(&[old, of("denizen-test-new", "2999-01-01T00:00:00Z")])?;
+    let output = cluster.workstation.json(&["test"], 0)?;
+    let notes = output.json()?["notes"].to_string();
     ensure!(notes.contains("left denizen-test-old:") && !notes.contains("test-new"), "{notes}");
-    let said = cluster.desk.run(&["test", "--cleanup"])?;
+    let output = cluster.workstation.run(&["test", "--cleanup"])?;
     let expected = "\
 deleted denizen-test-new, whose run may have been going on
 deleted denizen-test-old
 ";
-    ensure!(said.code == 0 && said.stdout == expected, "{said:#?}");
-    let again = cluster.desk.run(&["test", "--cleanup"])?;
+    ensure!(output.code == 0 && output.stdout == expected, "{output:#?}");
+    let again = cluster.workstation.run(&["test", "--cleanup"])?;
     ensure!(again.stdout == "no namespace of a test is there\n", "{again:#?}");
     Ok(())
 }

@@ -10,20 +10,20 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Objects;
-use denizen_tests::desk::{Desk, agent_program, in_image, no_such_program};
 use denizen_tests::node::manifest;
 use denizen_tests::node::netns::{Netns, folder};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::two_nodes::TwoNodes;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::{ExecRequest, Execution};
+use denizen_tests::workstation::{Workstation, agent_program, in_image, no_such_program};
 use serde_json::{Value, json};
 
 use super::PREFIX;
 use super::controllers::{Controllers, Kubelets};
 
-/// The desk's address, and that of the first node towards it.
-const DESK: &str = "203.0.113.2";
+/// The workstation's address, and that of the first node towards it.
+const WORKSTATION: &str = "203.0.113.2";
 const UPLINK: &str = "203.0.113.1";
 
 /// Nobody: what runs in a pod of the test has no privilege.
@@ -32,17 +32,17 @@ const NOBODY: u32 = 65534;
 /// Network namespaces of pods, by name.
 type PodNamespaces = Arc<Mutex<BTreeMap<String, PathBuf>>>;
 
-/// The cluster, and the desk that has the API server.
+/// The cluster, and the workstation that has the API server.
 pub struct ClusterOfTwo {
     /// It ends first: pods end before their nodes.
     controllers: Option<Controllers>,
     pub nodes: Arc<TwoNodes>,
-    pub desk: Arc<Desk>,
+    pub workstation: Arc<Workstation>,
     /// The words of every command that was executed in a pod, or that a pod's program has.
     pub commands: Arc<Mutex<Vec<Vec<String>>>>,
 }
 
-/// The desk knows no other network than the API server's, and counts what leaves it.
+/// The workstation knows no other network than the API server's, and counts what leaves it.
 const WATCHED: &str = "table inet watched {
     counter elsewhere {}
     chain output {
@@ -62,23 +62,24 @@ impl ClusterOfTwo {
         let peer = first.netns.name();
         netns.ip(&format!("link add uplink type veth peer name desk0 netns {peer}"))?;
         first.netns.ip(&format!("addr add {UPLINK}/30 dev desk0\nlink set desk0 up\n"))?;
-        netns.ip(&format!("addr add {DESK}/30 dev uplink\nlink set uplink up\n"))?;
+        netns.ip(&format!("addr add {WORKSTATION}/30 dev uplink\nlink set uplink up\n"))?;
         netns.ip(&format!("route add 192.168.0.0/24 via {UPLINK}"))?;
-        second.netns.ip(&format!("route add {DESK}/32 via 192.168.0.1"))?;
+        second.netns.ip(&format!("route add {WORKSTATION}/32 via 192.168.0.1"))?;
         netns.nft(WATCHED)?;
-        let desk = Arc::new(Desk::at(netns, folder, format!("{DESK}:6443").parse()?)?);
-        let objects = Objects::Kubeconfig(desk.api.kubeconfig().to_owned());
+        let workstation =
+            Arc::new(Workstation::at(netns, folder, format!("{WORKSTATION}:6443").parse()?)?);
+        let objects = Objects::Kubeconfig(workstation.api.kubeconfig().to_owned());
         for host in &mut nodes.hosts {
             let name = host.node.name.clone();
             let mut node = manifest::node(&name, &host.node.addresses, "");
             node["status"]["conditions"] = json!([{ "type": "Ready", "status": "True" }]);
-            desk.api.put(&node)?;
+            workstation.api.put(&node)?;
             let flags = [format!("--run-dir={}", host.run_dir.display())];
-            desk.agent(&name, &json!({ "running": {} }), &flags)?;
+            workstation.agent(&name, &json!({ "running": {} }), &flags)?;
             host.start_agent(objects.clone(), &[])?;
         }
         let (commands, pods) = (Arc::default(), PodNamespaces::default());
-        let mut cluster = Self { controllers: None, nodes: Arc::new(nodes), desk, commands };
+        let mut cluster = Self { controllers: None, nodes: Arc::new(nodes), workstation, commands };
         cluster.execute(pods.clone())?;
         let kubelets = RealKubelets {
             nodes: cluster.nodes.clone(),
@@ -87,7 +88,7 @@ impl ClusterOfTwo {
             running: BTreeMap::new(),
             commands: cluster.commands.clone(),
         };
-        cluster.controllers = Some(Controllers::start(cluster.desk.clone(), kubelets));
+        cluster.controllers = Some(Controllers::start(cluster.workstation.clone(), kubelets));
         Ok(cluster)
     }
 
@@ -97,7 +98,7 @@ impl ClusterOfTwo {
         let hosts: BTreeMap<String, PathBuf> =
             hosts.map(|host| (format!("denizen-{}", host.node.name), host.netns.path())).collect();
         let (program, commands) = (agent_program()?, self.commands.clone());
-        self.desk.api.execute(Arc::new(move |request: &ExecRequest| {
+        self.workstation.api.execute(Arc::new(move |request: &ExecRequest| {
             let Some(mut command) = in_image(&program, request) else {
                 return no_such_program();
             };
@@ -118,10 +119,10 @@ impl ClusterOfTwo {
         Ok(())
     }
 
-    /// How many packets have left the desk that are no answers of the API server.
+    /// How many packets have left the workstation that are no answers of the API server.
     pub fn elsewhere(&self) -> Result<u64> {
         let text = self
-            .desk
+            .workstation
             .netns()
             .output("nft", &["-j", "list", "counters", "table", "inet", "watched"])?;
         let json: Value = serde_json::from_str(&text)?;

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Result, bail, ensure};
-use denizen_tests::desk::{Desk, Said};
 use denizen_tests::eventually::observed;
 use denizen_tests::peers::api::exec::{ExecRequest, Execution};
+use denizen_tests::workstation::{CommandOutput, Workstation};
 use serde_json::{Value, json};
 
 use super::PREFIX;
@@ -24,24 +24,24 @@ pub struct Faults {
 
 pub struct PretendedCluster {
     _controllers: Controllers,
-    pub desk: Arc<Desk>,
+    pub workstation: Arc<Workstation>,
     /// Of every probe: the pod that asks, and whom.
-    pub asked: Arc<Mutex<BTreeSet<(String, String)>>>,
+    pub probed: Arc<Mutex<BTreeSet<(String, String)>>>,
 }
 
 impl PretendedCluster {
     pub fn new(label: &str, nodes: usize, faults: Faults) -> Result<Self> {
-        let desk = Arc::new(Desk::new(label)?);
+        let workstation = Arc::new(Workstation::new(label)?);
         for node in 0..nodes {
             let name = format!("n{node:02}");
-            desk.node(&name, &format!("192.168.7.{}", node + 1))?;
-            desk.agent(&name, &json!({ "running": {} }), &[])?;
+            workstation.node(&name, &format!("192.168.7.{}", node + 1))?;
+            workstation.agent(&name, &json!({ "running": {} }), &[])?;
         }
-        let asked = Arc::default();
+        let probed = Arc::default();
         let (pods, is_open) = (Arc::new(Mutex::new(BTreeMap::new())), faults.is_open);
         let program =
-            PretendedProgram { pods: Arc::clone(&pods), asked: Arc::clone(&asked), is_open };
-        desk.api.execute(Arc::new(move |request: &ExecRequest| {
+            PretendedProgram { pods: Arc::clone(&pods), probed: Arc::clone(&probed), is_open };
+        workstation.api.execute(Arc::new(move |request: &ExecRequest| {
             let (stdout, code) = match program.answer(request) {
                 Some(answer) => (format!("{answer}\n").into_bytes(), 0),
                 // The agents, who are asked for explanations.
@@ -50,24 +50,28 @@ impl PretendedCluster {
             Execution::Prints { stdout, stderr: Vec::new(), code }
         }));
         let kubelets = PretendedKubelets { broken: faults.broken_nodes, pods, started: 0 };
-        Ok(Self { _controllers: Controllers::start(desk.clone(), kubelets), desk, asked })
+        Ok(Self {
+            _controllers: Controllers::start(workstation.clone(), kubelets),
+            workstation,
+            probed,
+        })
     }
 
     /// Names of the namespaces that tests have made.
     pub fn namespaces(&self) -> Vec<String> {
-        let all = self.desk.api.objects("namespaces").into_iter();
+        let all = self.workstation.api.objects("namespaces").into_iter();
         let names = all.filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned));
         names.filter(|name| name.starts_with(PREFIX)).collect()
     }
 
     /// Runs the test; nothing is left of it.
-    pub fn tested(&self, words: &[&str]) -> Result<Said> {
-        let said = self.desk.run(&[&["test"], words].concat())?;
-        ensure!(self.namespaces().is_empty(), "{:?} is left: {said:#?}", self.namespaces());
-        let rest = || Ok(self.desk.api.objects("pods").len());
-        let agents = self.desk.api.objects("nodes").len();
+    pub fn tested(&self, words: &[&str]) -> Result<CommandOutput> {
+        let output = self.workstation.run(&[&["test"], words].concat())?;
+        ensure!(self.namespaces().is_empty(), "{:?} is left: {output:#?}", self.namespaces());
+        let rest = || Ok(self.workstation.api.objects("pods").len());
+        let agents = self.workstation.api.objects("nodes").len();
         observed("only agents are left", super::BOUND, rest, |pods| *pods == agents)?;
-        Ok(said)
+        Ok(output)
     }
 }
 
@@ -122,7 +126,7 @@ impl Kubelets for PretendedKubelets {
 /// What `denizen-agent probe connect` would say in a cluster where all is well, but for the faults.
 struct PretendedProgram {
     pods: PretendedPods,
-    asked: Arc<Mutex<BTreeSet<(String, String)>>>,
+    probed: Arc<Mutex<BTreeSet<(String, String)>>>,
     is_open: bool,
 }
 
@@ -132,8 +136,8 @@ impl PretendedProgram {
         let client = pods.get(&request.pod).filter(|_| request.namespace.starts_with(PREFIX))?;
         let targets = request.command[3..].iter().filter(|word| !word.starts_with('-'));
         let one = |target: &String| {
-            let mut asked = self.asked.lock().expect("nobody panics with it");
-            asked.insert((client.name.clone(), target.clone()));
+            let mut probed = self.probed.lock().expect("nobody panics with it");
+            probed.insert((client.name.clone(), target.clone()));
             self.probed(&pods, client, target)
         };
         Some(json!({ "probes": targets.map(one).collect::<Vec<_>>() }))

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::desk::Said;
 use denizen_tests::eventually::eventually;
+use denizen_tests::workstation::CommandOutput;
 use serde_json::{Value, json};
 
 use super::nodes::ClusterOfTwo;
@@ -36,7 +36,7 @@ const STRICT: &str = "table ip strict {
 
 fn nothing_is_left(cluster: &ClusterOfTwo) -> Result<()> {
     for plural in ["namespaces", "pods", "services", "networkpolicies"] {
-        for object in cluster.desk.api.objects(plural) {
+        for object in cluster.workstation.api.objects(plural) {
             let metadata = &object["metadata"];
             let text = format!("{}/{}", metadata["namespace"], metadata["name"]);
             ensure!(!text.contains(PREFIX), "{plural}: {text}");
@@ -50,15 +50,15 @@ fn nothing_is_left(cluster: &ClusterOfTwo) -> Result<()> {
     Ok(())
 }
 
-fn failures(said: &Said) -> Result<Vec<Value>> {
-    Ok(said.json()?["failures"].as_array().context("no failures")?.clone())
+fn failures(output: &CommandOutput) -> Result<Vec<Value>> {
+    Ok(output.json()?["failures"].as_array().context("no failures")?.clone())
 }
 
 #[test]
 fn all_that_works_is_tested_and_gone_and_what_is_broken_is_named() -> Result<()> {
     let cluster = ClusterOfTwo::new("verb-test")?;
-    let said = cluster.desk.json(&["test"], 0)?;
-    let json = said.json()?;
+    let output = cluster.workstation.json(&["test"], 0)?;
+    let json = output.json()?;
     ensure!(json["failures"] == json!([]) && json["unanswered"] == json!([]), "{json:#}");
     ensure!(json["notes"] == json!([]) && json["deleted"] == true, "{json:#}");
     let checks = json["checks"].as_array().context("no checks")?;
@@ -76,9 +76,9 @@ fn all_that_works_is_tested_and_gone_and_what_is_broken_is_named() -> Result<()>
     nothing_is_left(&cluster)
 }
 
-/// Not from the desk, and not from the pods.
+/// Not from the workstation, and not from the pods.
 fn nothing_leaves_the_cluster(cluster: &ClusterOfTwo) -> Result<()> {
-    ensure!(cluster.elsewhere()? == 0, "the desk asked somebody else than the API server");
+    ensure!(cluster.elsewhere()? == 0, "the workstation asked somebody else than the API server");
     let commands = cluster.commands.lock().expect("nobody panics with it");
     let words: BTreeSet<&str> = commands.iter().flatten().map(String::as_str).collect();
     let targets = words.iter().map(|word| word.trim_start_matches("--first="));
@@ -98,11 +98,11 @@ fn nothing_leaves_the_cluster(cluster: &ClusterOfTwo) -> Result<()> {
 fn what_another_program_drops_is_named(cluster: &ClusterOfTwo) -> Result<()> {
     let node = &cluster.nodes.hosts[1].netns;
     node.nft(STRICT)?;
-    let said = cluster.desk.json(&["test", "--skip=policy,node-port", "--timeout=24s"], 1);
+    let output = cluster.workstation.json(&["test", "--skip=policy,node-port", "--timeout=24s"], 1);
     node.output("nft", &["delete table ip strict"])?;
-    let said = said?;
-    let failures = failures(&said)?;
-    ensure!(!failures.is_empty(), "{said:#?}");
+    let output = output?;
+    let failures = failures(&output)?;
+    ensure!(!failures.is_empty(), "{output:#?}");
     for failure in &failures {
         let is_pair = failure["from"] == "server-0" && failure["node"] == "node-1";
         ensure!(is_pair && failure["outcome"] == "timedOut", "{failure:#}");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::conf::{documents, texts};
-use denizen_tests::peers::api::Asked;
+use denizen_tests::peers::api::ReceivedRequest;
 use serde_json::{Value, json};
 
 use super::pretended::{Faults, PretendedCluster};
@@ -29,8 +29,8 @@ fn permitted(file: &str) -> Result<BTreeSet<TestRight>> {
 }
 
 /// What a request needs; `None` for what everybody may ask.
-fn right(asked: &Asked) -> Result<Option<TestRight>> {
-    let parts: Vec<&str> = asked.path.trim_matches('/').split('/').collect();
+fn right(request: &ReceivedRequest) -> Result<Option<TestRight>> {
+    let parts: Vec<&str> = request.path.trim_matches('/').split('/').collect();
     let (group, resource, is_one) = match parts[..] {
         ["apis", "authorization.k8s.io", ..] => return Ok(None),
         ["api", "v1", resource] | ["api", "v1", "namespaces", _, resource] => ("", resource, false),
@@ -39,14 +39,14 @@ fn right(asked: &Asked) -> Result<Option<TestRight>> {
         }
         ["api", "v1", "namespaces", _, "pods", _, "exec"] => ("", "pods/exec", true),
         ["apis", group, _, "namespaces", _, resource] => (group, resource, false),
-        _ => anyhow::bail!("{asked:?}"),
+        _ => anyhow::bail!("{request:?}"),
     };
-    let verb = match (&*asked.method, is_one) {
+    let verb = match (&*request.method, is_one) {
         ("GET", true) => "get",
         ("GET", false) => "list",
         ("POST", false) => "create",
         ("DELETE", true) => "delete",
-        _ => anyhow::bail!("{asked:?}"),
+        _ => anyhow::bail!("{request:?}"),
     };
     Ok(Some((group.to_owned(), resource.to_owned(), verb.to_owned())))
 }
@@ -56,19 +56,19 @@ fn the_role_for_tests_is_enough_and_not_too_much() -> Result<()> {
     let broken_nodes = ["n01".to_owned()].into();
     let faults = Faults { broken_nodes, ..Faults::default() };
     let cluster = PretendedCluster::new("verb-role", 3, faults)?;
-    let said = cluster.tested(&["--timeout=6s", "--output=json"])?;
+    let output = cluster.tested(&["--timeout=6s", "--output=json"])?;
     // The pod that does not start is named with its event.
-    ensure!(said.code == 3, "{said:#?}");
+    ensure!(output.code == 3, "{output:#?}");
     // And the others are servers of one class.
-    let notes = said.json()?["notes"].to_string();
+    let notes = output.json()?["notes"].to_string();
     ensure!(notes.contains("policies are not tested"), "{notes}");
-    let (code, why) = said.unanswered("n01")?;
+    let (code, why) = output.unanswered("n01")?;
     ensure!(code == "not-running" && why.contains("ContainerCreating"), "{why}");
     ensure!(why.ends_with("plugin denizen failed: no space left on device"), "{why}");
     cluster.tested(&["--cleanup"])?;
-    let asked: Vec<Option<TestRight>> =
-        cluster.desk.api.asked().iter().map(right).collect::<Result<_>>()?;
-    let mut needed: BTreeSet<TestRight> = asked.into_iter().flatten().collect();
+    let requests: Vec<Option<TestRight>> =
+        cluster.workstation.api.requests().iter().map(right).collect::<Result<_>>()?;
+    let mut needed: BTreeSet<TestRight> = requests.into_iter().flatten().collect();
     // Kubernetes asks for it since 1.35, and the tests' server does not.
     needed.insert((String::new(), "pods/exec".to_owned(), "create".to_owned()));
     let (own, usual) = (permitted("kubectl/rbac-test.yaml")?, permitted("kubectl/rbac.yaml")?);
@@ -83,22 +83,26 @@ fn the_role_for_tests_is_enough_and_not_too_much() -> Result<()> {
 #[test]
 fn a_missing_right_is_named_before_anything_is_made() -> Result<()> {
     let cluster = PretendedCluster::new("verb-missing", 2, Faults::default())?;
-    cluster.desk.api.behave(|manners| manners.forbidden = vec!["networkpolicies", "pods/exec"]);
-    let said = cluster.tested(&[])?;
+    cluster
+        .workstation
+        .api
+        .behave(|manners| manners.forbidden = vec!["networkpolicies", "pods/exec"]);
+    let output = cluster.tested(&[])?;
     let words =
         "not permitted: get pods/exec, create pods/exec, create networkpolicies. Nothing was made";
-    ensure!(said.code == 2 && said.stderr.contains(words), "{said:#?}");
-    ensure!(said.stderr.contains("conf/kubectl/rbac-test.yaml"), "{said:#?}");
-    let made = |asked: &&Asked| asked.method == "POST" && !asked.path.contains("reviews");
-    ensure!(cluster.desk.api.asked().iter().find(made).is_none(), "something was made");
+    ensure!(output.code == 2 && output.stderr.contains(words), "{output:#?}");
+    ensure!(output.stderr.contains("conf/kubectl/rbac-test.yaml"), "{output:#?}");
+    let made =
+        |request: &&ReceivedRequest| request.method == "POST" && !request.path.contains("reviews");
+    ensure!(cluster.workstation.api.requests().iter().find(made).is_none(), "something was made");
     // An API server that does not say what is permitted.
-    cluster.desk.api.behave(|manners| {
+    cluster.workstation.api.behave(|manners| {
         manners.forbidden = vec!["networkpolicies"];
         manners.unserved = vec!["selfsubjectaccessreviews"];
     });
-    let said = cluster.tested(&[])?;
+    let output = cluster.tested(&[])?;
     let words = "cannot make a policy (needs: create networkpolicies; conf/kubectl/rbac-test.yaml";
-    ensure!(said.code == 2 && said.stderr.contains(words), "{said:#?}");
+    ensure!(output.code == 2 && output.stderr.contains(words), "{output:#?}");
     Ok(())
 }
 
@@ -108,11 +112,11 @@ fn a_large_cluster_is_a_ring() -> Result<()> {
     const NODES: usize = 24;
     let cluster = PretendedCluster::new("verb-ring", NODES, Faults::default())?;
     let words = ["--external=example.org:443", "--output=json"];
-    let said = cluster.tested(&words)?;
-    let json = said.json()?;
+    let output = cluster.tested(&words)?;
+    let json = output.json()?;
     ensure!(
-        said.code == 0 && json["nodes"] == NODES && json["unanswered"] == json!([]),
-        "{said:#?}"
+        output.code == 0 && json["nodes"] == NODES && json["unanswered"] == json!([]),
+        "{output:#?}"
     );
     let count = |kind: &str| {
         let all = json["checks"].as_array().into_iter().flatten();
@@ -123,8 +127,8 @@ fn a_large_cluster_is_a_ring() -> Result<()> {
     let nodes = NODES as u64;
     ensure!(count("pod")? == nodes * 4 * 2, "a neighbour, three others, two protocols: {json:#}");
     ensure!(count("external")? == nodes && count("hairpin")? == nodes * 2, "{json:#}");
-    let asked = cluster.asked.lock().expect("nobody panics with it");
-    let outside: BTreeSet<&str> = asked
+    let requests = cluster.probed.lock().expect("nobody panics with it");
+    let outside: BTreeSet<&str> = requests
         .iter()
         .map(|(_, target)| &**target)
         .filter(|target| !target.starts_with(|first: char| first.is_ascii_digit()))
@@ -137,9 +141,9 @@ fn a_large_cluster_is_a_ring() -> Result<()> {
 fn a_policy_that_nobody_enforces_is_found() -> Result<()> {
     let cluster =
         PretendedCluster::new("verb-open", 1, Faults { is_open: true, ..Faults::default() })?;
-    let said = cluster.tested(&["--timeout=8s", "--output=json"])?;
-    ensure!(said.code == 1, "{said:#?}");
-    let json = said.json()?;
+    let output = cluster.tested(&["--timeout=8s", "--output=json"])?;
+    ensure!(output.code == 1, "{output:#?}");
+    let json = output.json()?;
     let failures = json["failures"].as_array().context("no failures")?;
     let of = |failure: &Value| {
         let text = |key: &str| failure[key].as_str().unwrap_or_default().to_owned();

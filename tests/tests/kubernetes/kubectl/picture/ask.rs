@@ -7,30 +7,30 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::desk::Desk;
 use denizen_tests::eventually::observed;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::http::{Reply, fetch};
+use denizen_tests::workstation::Workstation;
 
 /// The command. It ends with this value.
 pub struct Picture<'a> {
-    desk: &'a Desk,
+    workstation: &'a Workstation,
     child: Child,
     pub port: u16,
     pub token: String,
 }
 
 impl<'a> Picture<'a> {
-    pub fn of(desk: &'a Desk, words: &[&str]) -> Result<Self> {
-        let mut command = desk.command(&[&["ui"], words].concat())?;
+    pub fn of(workstation: &'a Workstation, words: &[&str]) -> Result<Self> {
+        let mut command = workstation.command(&[&["ui"], words].concat())?;
         command.stdout(Stdio::piped());
-        let mut child = desk.netns().run(|| command.spawn())??;
+        let mut child = workstation.netns().run(|| command.spawn())??;
         let mut url = String::new();
         BufReader::new(child.stdout.take().context("no output")?).read_line(&mut url)?;
         let parts =
             url.trim().strip_prefix("http://127.0.0.1:").and_then(|url| url.split_once("/#"));
         let (port, token) = parts.with_context(|| format!("no address: {url:?}"))?;
-        Ok(Self { desk, child, port: port.parse()?, token: token.to_owned() })
+        Ok(Self { workstation, child, port: port.parse()?, token: token.to_owned() })
     }
 
     /// What a browser is to open.
@@ -39,7 +39,7 @@ impl<'a> Picture<'a> {
     }
 
     fn netns(&self) -> &Netns {
-        self.desk.netns()
+        self.workstation.netns()
     }
 
     fn url(&self, path: &str) -> String {
@@ -51,7 +51,7 @@ impl<'a> Picture<'a> {
     }
 
     /// With the token.
-    pub fn asked(&self, path: &str) -> Result<String> {
+    pub fn body(&self, path: &str) -> Result<String> {
         let reply = self.fetch(path, &["-H", &format!("Authorization: Bearer {}", self.token)])?;
         anyhow::ensure!(reply.status == 200, "{reply:?}");
         Ok(reply.body)
@@ -69,12 +69,12 @@ impl<'a> Picture<'a> {
         bound: Duration,
         so: impl Fn(&str) -> bool,
     ) -> Result<String> {
-        observed("a picture like that", bound, || self.asked(path), |page| so(page))
+        observed("a picture like that", bound, || self.body(path), |page| so(page))
     }
 
     /// What a browser has made of the page; with `picture`, also how it looks.
     pub fn browse(&self, picture: Option<(&Path, &str)>) -> Result<String> {
-        let profile = tempfile::tempdir_in(self.desk.folder.path())?;
+        let profile = tempfile::tempdir_in(self.workstation.folder.path())?;
         let mut arguments = vec![
             "--headless".to_owned(),
             "--no-sandbox".to_owned(),

@@ -45,10 +45,10 @@ impl Browser {
             .stderr(Stdio::piped());
         let mut child = netns.run(|| command.spawn())??;
         let lines = BufReader::new(child.stderr.take().context("no output")?).lines();
-        let said = lines.map_while(Result::ok).find(|line| line.contains("ws://"));
-        let said = said.context("the browser says no address")?;
-        let port = said.split([':', '/']).find_map(|part| part.parse::<u16>().ok());
-        let port = port.with_context(|| said.clone())?;
+        let output = lines.map_while(Result::ok).find(|line| line.contains("ws://"));
+        let output = output.context("the browser says no address")?;
+        let port = output.split([':', '/']).find_map(|part| part.parse::<u16>().ok());
+        let port = port.with_context(|| output.clone())?;
         let list = fetch(netns, &format!("http://127.0.0.1:{port}/json/list"), &[])?.json()?;
         let page = list[0]["webSocketDebuggerUrl"].as_str().context("no page")?.to_owned();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -75,14 +75,14 @@ impl Browser {
             loop {
                 let message = socket.next().await.context("the browser is gone")??;
                 let Message::Text(text) = message else { continue };
-                let said: Value = serde_json::from_str(&text)?;
-                if said["method"] == "Network.requestWillBeSent" {
-                    let url = &said["params"]["request"]["url"];
+                let output: Value = serde_json::from_str(&text)?;
+                if output["method"] == "Network.requestWillBeSent" {
+                    let url = &output["params"]["request"]["url"];
                     requests.push(url.as_str().unwrap_or_default().to_owned());
                 }
-                if said["id"] == number {
-                    ensure!(said["error"].is_null(), "{method}: {said}");
-                    return Ok(said["result"].clone());
+                if output["id"] == number {
+                    ensure!(output["error"].is_null(), "{method}: {output}");
+                    return Ok(output["result"].clone());
                 }
             }
         })
@@ -91,9 +91,9 @@ impl Browser {
     /// The value of an expression in the page.
     pub fn evaluate(&mut self, expression: &str) -> Result<Value> {
         let params = json!({ "expression": expression, "returnByValue": true });
-        let said = self.call("Runtime.evaluate", params)?;
-        ensure!(said["exceptionDetails"].is_null(), "{expression}: {said:#}");
-        Ok(said["result"]["value"].clone())
+        let output = self.call("Runtime.evaluate", params)?;
+        ensure!(output["exceptionDetails"].is_null(), "{expression}: {output:#}");
+        Ok(output["result"]["value"].clone())
     }
 
     /// Waits until an expression is true.
@@ -134,8 +134,8 @@ impl Browser {
 
     /// Writes how it looks.
     pub fn photograph(&mut self, file: &Path) -> Result<()> {
-        let said = self.call("Page.captureScreenshot", json!({ "format": "png" }))?;
-        let data = said["data"].as_str().context("no picture")?;
+        let output = self.call("Page.captureScreenshot", json!({ "format": "png" }))?;
+        let data = output["data"].as_str().context("no picture")?;
         Ok(std::fs::write(file, BASE64.decode(data.as_bytes())?)?)
     }
 }

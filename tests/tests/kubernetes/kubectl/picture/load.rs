@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::bench::processor_time;
-use denizen_tests::desk::Desk;
 use denizen_tests::eventually::observed;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
 use denizen_tests::test_length;
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 use super::ask::Picture;
@@ -181,20 +181,20 @@ fn dropped(node: usize, number: u64) -> String {
     format!(r#"{{{why},"table":"ip denizen-firewall","protocol":"tcp",{ends},{numbers}}}"#)
 }
 
-fn put(desk: &Desk) -> Result<Arc<BusyCluster>> {
-    (0..NODES).try_for_each(|node| desk.node_with_agent(&format!("n{node}")))?;
+fn put(workstation: &Workstation) -> Result<Arc<BusyCluster>> {
+    (0..NODES).try_for_each(|node| workstation.node_with_agent(&format!("n{node}")))?;
     for workload in 0..WORKLOADS {
         let (namespace, name) = own(workload);
         let ips: Vec<String> = (0..PODS).map(|pod| pod_ip(workload, pod)).collect();
         for (pod, ip) in ips.iter().enumerate() {
             let node = (workload * PODS + pod) % NODES;
-            desk.api.put(&pod_object(&namespace, "Deployment", &name, pod, ip, node))?;
+            workstation.api.put(&pod_object(&namespace, "Deployment", &name, pod, ip, node))?;
         }
-        service(desk, &namespace, &name, &cluster_ip(workload), ("http", 80), &ips, true)?;
+        service(workstation, &namespace, &name, &cluster_ip(workload), ("http", 80), &ips, true)?;
     }
     let load = Arc::new(BusyCluster { began: Instant::now(), has_newcomer: false.into() });
     let of = load.clone();
-    desk.execute(move |node, _| {
+    workstation.execute(move |node, _| {
         let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
         let load = of.clone();
         let answer =
@@ -221,11 +221,11 @@ fn looked_at(picture: &Picture<'_>, browser: &mut Browser) -> Result<()> {
         let paths =
             ["/picture".to_owned(), format!("/picture?namespace=ns-{:02}", pages % NAMESPACES)];
         for path in paths {
-            is_bounded(&picture.asked(&path)?)?;
+            is_bounded(&picture.body(&path)?)?;
             pages += 1;
         }
         // More than are remembered: nobody ends by typing.
-        picture.asked(&format!("/picture?search=app-{pages}"))?;
+        picture.body(&format!("/picture?search=app-{pages}"))?;
         browser.evaluate("document.title")?;
         if half == 0 && began.elapsed() > length / 2 {
             half = picture.kilobytes("VmRSS:")?;
@@ -245,15 +245,15 @@ fn looked_at(picture: &Picture<'_>, browser: &mut Browser) -> Result<()> {
 /// With more edges than are remembered, and a page that shows what happens now.
 #[test]
 fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
-    let desk = Desk::new("ui-load")?;
-    let load = put(&desk)?;
+    let workstation = Workstation::new("ui-load")?;
+    let load = put(&workstation)?;
     let is_full = test_length::is_full();
     let words: &[&str] = if is_full { &[] } else { &["--every", "1s"] };
     let (started, before) = (Instant::now(), processor_time()?);
-    let picture = Picture::of(&desk, words)?;
+    let picture = Picture::of(&workstation, words)?;
     // A client has its own patience, and the machine may have other things to do.
-    let asked = || Ok(picture.asked("/picture").ok());
-    let page = observed("the first picture", BOUND, asked, Option::is_some)?;
+    let first = || Ok(picture.body("/picture").ok());
+    let page = observed("the first picture", BOUND, first, Option::is_some)?;
     is_bounded(&page.context("no picture")?)?;
     let first = started.elapsed();
     let (used, memory) = (picture.processor_time()?, picture.kilobytes("VmRSS:")?);
@@ -263,30 +263,30 @@ fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
          the nodes and the API server: {answering:?}"
     );
 
-    let mut browser = Browser::open(desk.netns(), &picture.address(), "1500,1300")?;
+    let mut browser = Browser::open(workstation.netns(), &picture.address(), "1500,1300")?;
     looked_at(&picture, &mut browser)?;
     picture.until(BOUND, |page| page.contains("edges were forgotten early"))?;
     browser.until("document.querySelectorAll('#map .edge').length > 100")?;
 
-    desk.api.put(&pod_object("ns-00", "Deployment", LATE, 0, "10.77.0.1", 0))?;
+    workstation.api.put(&pod_object("ns-00", "Deployment", LATE, 0, "10.77.0.1", 0))?;
     load.has_newcomer.store(true, Ordering::Relaxed);
     let search = format!("/picture?search={LATE}");
     let edge = format!("ns-00/{LATE} to ns-07/app-00, 8080/tcp: connected");
     let page = picture.until_at(&search, BOUND, |page| page.contains(&edge))?;
     let (_, row) = page.split_once("data-row=\"").context("no row")?;
     let id = row.split_once('"').context("no id")?.0;
-    let explained = picture.asked(&format!("/explain?edge={id}"))?;
+    let explained = picture.body(&format!("/explain?edge={id}"))?;
     ensure!(explained.starts_with(&format!("ns-00/{LATE}-0 to 10.0.0.8:8080/tcp")), "{explained}");
 
     // The page asks by itself, and still does.
-    let asked = "performance.getEntriesByType('resource') \
+    let script = "performance.getEntriesByType('resource') \
                  .filter(of => of.name.includes('/picture')).length";
-    let before = browser.evaluate(asked)?.as_u64().context("no number")?;
-    browser.until(&format!("{asked} > {before}"))?;
+    let before = browser.evaluate(script)?.as_u64().context("no number")?;
+    browser.until(&format!("{script} > {before}"))?;
     ensure!(browser.evaluate("document.getElementById('live').textContent")? == "live");
     let bytes = browser.evaluate("performance.memory.usedJSHeapSize")?;
     eprintln!("the page asked {before} times, and has {bytes} bytes");
-    browser.photograph(&pictures(&desk).join("ui-load.png"))?;
+    browser.photograph(&pictures(&workstation).join("ui-load.png"))?;
     ensure!(!is_full || used <= FIRST, "the first picture took {used:?} of a processor");
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! A shop as the API and its nodes' agents tell of it, well or ill; and a cluster of many pods.
 
 use anyhow::Result;
-use denizen_tests::desk::Desk;
 use denizen_tests::peers::api::Api;
 use denizen_tests::peers::api::exec::Execution;
+use denizen_tests::workstation::Workstation;
 use serde_json::{Value, json};
 
 /// A name that a browser would run, were it not escaped; it would give itself away by the title.
@@ -11,7 +11,7 @@ pub const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ill {
+pub enum ShopFault {
     Nothing,
     /// A NetworkPolicy keeps a pod from the database.
     Policy,
@@ -63,7 +63,7 @@ const CALLS: [(&str, &str, usize); 13] = [
 ];
 
 pub struct ShopObjects {
-    ill: Ill,
+    fault: ShopFault,
 }
 
 fn pod_ip(workload: usize, at: usize) -> String {
@@ -91,34 +91,45 @@ fn end(address: String, port: u16, name: &str) -> Value {
 }
 
 impl ShopObjects {
-    pub fn new(ill: Ill) -> Self {
-        Self { ill }
+    pub fn new(fault: ShopFault) -> Self {
+        Self { fault }
     }
 
-    pub fn put(&self, desk: &Desk) -> Result<()> {
+    pub fn put(&self, workstation: &Workstation) -> Result<()> {
         for node in 1..=3 {
             let name = format!("n{node}");
-            desk.node(&name, &format!("192.168.0.{node}"))?;
-            desk.agent(&name, &json!({ "running": {} }), &[])?;
+            workstation.node(&name, &format!("192.168.0.{node}"))?;
+            workstation.agent(&name, &json!({ "running": {} }), &[])?;
         }
-        if self.ill == Ill::Endpoint {
-            desk.agent("n3", &json!({ "waiting": { "reason": "CrashLoopBackOff" } }), &[])?;
+        if self.fault == ShopFault::Endpoint {
+            workstation.agent(
+                "n3",
+                &json!({ "waiting": { "reason": "CrashLoopBackOff" } }),
+                &[],
+            )?;
         }
         for (at, (kind, name, number, node)) in WORKLOADS.iter().enumerate() {
             for pod in 0..*number {
-                desk.api.put(&pod_object("shop", kind, name, pod, &pod_ip(at, pod), *node))?;
+                workstation.api.put(&pod_object(
+                    "shop",
+                    kind,
+                    name,
+                    pod,
+                    &pod_ip(at, pod),
+                    *node,
+                ))?;
             }
         }
         for (name, port, number) in SERVICES {
-            let is_dead = self.ill == Ill::Endpoint && name == "payment";
+            let is_dead = self.fault == ShopFault::Endpoint && name == "payment";
             let at = workload(name);
             let ips: Vec<String> = (0..WORKLOADS[at].2).map(|pod| pod_ip(at, pod)).collect();
-            service(desk, "shop", name, &service_ip(name), (port, number), &ips, !is_dead)?;
+            service(workstation, "shop", name, &service_ip(name), (port, number), &ips, !is_dead)?;
         }
-        let ill = self.ill;
-        desk.execute(move |node, _| {
+        let fault = self.fault;
+        workstation.execute(move |node, _| {
             let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
-            Execution::relays(move |request| said(ill, node, request))
+            Execution::relays(move |request| answer(fault, node, request))
         });
         Ok(())
     }
@@ -150,7 +161,7 @@ pub fn pod_object(
 }
 
 pub fn service(
-    desk: &Desk,
+    workstation: &Workstation,
     namespace: &str,
     name: &str,
     ip: &str,
@@ -158,14 +169,14 @@ pub fn service(
     endpoints: &[String],
     is_ready: bool,
 ) -> Result<()> {
-    desk.api.put(&json!({
+    workstation.api.put(&json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "namespace": namespace, "name": name },
         "spec": { "clusterIP": ip, "clusterIPs": [ip],
             "ports": [{ "name": port, "port": number }] },
     }))?;
     let endpoint = |ip: &String| json!({ "addresses": [ip], "conditions": { "ready": is_ready } });
-    desk.api.put(&json!({
+    workstation.api.put(&json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": { "namespace": namespace, "name": format!("{name}-1"),
             "labels": { "kubernetes.io/service-name": name } },
@@ -176,14 +187,16 @@ pub fn service(
 }
 
 /// What a node's agent says.
-fn said(ill: Ill, node: usize, request: &Value) -> Value {
+fn answer(fault: ShopFault, node: usize, request: &Value) -> Value {
     let answer = match request.as_object().and_then(|request| request.keys().next()) {
         Some(key) if key == "connections" => {
-            let connections = connections(ill, node);
+            let connections = connections(fault, node);
             json!({ "total": connections.len(), "connections": connections })
         }
-        Some(key) if key == "drops" => json!({ "drops": drops(ill) }),
-        Some(key) if key == "dropped" => json!({ "dropped": dropped(ill, node), "hasMore": false }),
+        Some(key) if key == "drops" => json!({ "drops": drops(fault) }),
+        Some(key) if key == "dropped" => {
+            json!({ "dropped": dropped(fault, node), "hasMore": false })
+        }
         Some(key) if key == "explain" => json!({ "verdict": "drop", "steps": [
             { "what": "firewall", "why": "no policy permits this" }], "policies": [
             { "direction": "egress", "pod": "shop/batch-0", "result": "refused",
@@ -194,15 +207,15 @@ fn said(ill: Ill, node: usize, request: &Value) -> Value {
 }
 
 /// Each connection is in the table of the client's node.
-fn connections(ill: Ill, node: usize) -> Vec<Value> {
+fn connections(fault: ShopFault, node: usize) -> Vec<Value> {
     let mut all = Vec::new();
     for (call, (from, to, count)) in CALLS.iter().enumerate() {
-        if ill == Ill::Endpoint && *to == "payment" {
+        if fault == ShopFault::Endpoint && *to == "payment" {
             continue;
         }
         let (client, target) = (workload(from), workload(to));
         let (_, port, number) = SERVICES[service_at(to)];
-        let is_silent = ill == Ill::Endpoint && (*from, *to) == ("cart", "cache");
+        let is_silent = fault == ShopFault::Endpoint && (*from, *to) == ("cart", "cache");
         for at in 0..*count {
             let (pod, endpoint) = (at % WORKLOADS[client].2, at % WORKLOADS[target].2);
             let from_port = 30_000 + (100 * call + at) as u16;
@@ -248,25 +261,25 @@ fn connections(ill: Ill, node: usize) -> Vec<Value> {
 const NOT_PERMITTED: &str = "no policy permits this to reach the pod";
 const NO_ENDPOINT: &str = "no endpoints: refuse at once";
 
-fn drops(ill: Ill) -> Value {
-    match ill {
-        Ill::Nothing => json!([]),
-        Ill::Policy => json!([{ "table": "ip denizen-firewall", "verdict": "dropped",
+fn drops(fault: ShopFault) -> Value {
+    match fault {
+        ShopFault::Nothing => json!([]),
+        ShopFault::Policy => json!([{ "table": "ip denizen-firewall", "verdict": "dropped",
             "reason": NOT_PERMITTED, "packets": 1234 }]),
-        Ill::Endpoint => json!([{ "table": "ip denizen", "verdict": "refused",
+        ShopFault::Endpoint => json!([{ "table": "ip denizen", "verdict": "refused",
             "reason": NO_ENDPOINT, "packets": 77 }]),
     }
 }
 
-fn dropped(ill: Ill, node: usize) -> Value {
-    match (ill, node) {
-        (Ill::Policy, 2) => json!([{
+fn dropped(fault: ShopFault, node: usize) -> Value {
+    match (fault, node) {
+        (ShopFault::Policy, 2) => json!([{
             "verdict": "dropped", "reason": NOT_PERMITTED, "policy": "shop/db-only",
             "table": "ip denizen-firewall", "packets": 9, "protocol": "tcp",
             "source": end(pod_ip(8, 0), 41_000, "shop/batch-0"),
             "destination": end("10.0.2.60".into(), 5432, "shop/db-0"),
         }]),
-        (Ill::Endpoint, 1) => json!([{
+        (ShopFault::Endpoint, 1) => json!([{
             "verdict": "refused", "reason": NO_ENDPOINT, "table": "ip denizen", "packets": 5,
             "protocol": "tcp", "source": end(pod_ip(3, 0), 41_001, "shop/checkout-0"),
             "destination": { "address": format!("{}:80", service_ip("payment")) },
@@ -278,11 +291,11 @@ fn dropped(ill: Ill, node: usize) -> Value {
 
 /// So many pods in thirty namespaces, on fifty nodes. Each workload has five pods, and asks the
 /// service of others.
-pub fn many_pods(desk: &Desk, pods: usize) -> Result<()> {
+pub fn many_pods(workstation: &Workstation, pods: usize) -> Result<()> {
     const NODES: usize = 50;
     const PODS: usize = 5;
     const NAMESPACES: usize = 30;
-    (0..NODES).try_for_each(|node| desk.node_with_agent(&format!("n{node}")))?;
+    (0..NODES).try_for_each(|node| workstation.node_with_agent(&format!("n{node}")))?;
     let workloads = pods / PODS;
     let own = move |at: usize| {
         (format!("ns-{:02}", at % NAMESPACES), format!("app-{:02}", at / NAMESPACES))
@@ -293,13 +306,20 @@ pub fn many_pods(desk: &Desk, pods: usize) -> Result<()> {
         let (namespace, name) = own(at);
         for pod in 0..PODS {
             let node = (at * PODS + pod) % NODES;
-            desk.api.put(&pod_object(&namespace, "Deployment", &name, pod, &ip(at, pod), node))?;
+            workstation.api.put(&pod_object(
+                &namespace,
+                "Deployment",
+                &name,
+                pod,
+                &ip(at, pod),
+                node,
+            ))?;
         }
-        service(desk, &namespace, &name, &cluster_ip(at), ("http", 80), &[ip(at, 0)], true)?;
+        service(workstation, &namespace, &name, &cluster_ip(at), ("http", 80), &[ip(at, 0)], true)?;
     }
     // The last of a namespace ask its store.
     let store_of = |at: usize| at % NAMESPACES + NAMESPACES * 19;
-    desk.execute(move |node, _| {
+    workstation.execute(move |node, _| {
         let node: usize = node.trim_start_matches('n').parse().unwrap_or_default();
         let answer = move |request: &Value| {
             let connection = |number: usize| {
