@@ -17,7 +17,7 @@ pub struct ModelChange {
     pub pods: bool,
     pub addresses: bool,
     pub links: bool,
-    /// The addresses of nodes changed, as [`Model::node_addresses`](super::Model::node_addresses) has them.
+    /// The addresses of nodes changed: see [`node_addresses`](super::Model::node_addresses).
     pub node_addresses: bool,
     pub service_ranges: bool,
     pub egress: bool,

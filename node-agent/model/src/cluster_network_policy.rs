@@ -79,8 +79,8 @@ pub struct ClusterNetworkPolicy {
 }
 
 impl ClusterNetworkPolicy {
-    /// What decides which policy is evaluated first. Of equal priorities, the name decides: the same
-    /// on every node and after every restart.
+    /// What decides which policy is evaluated first. Of equal priorities, the name decides: the
+    /// same on every node and after every restart.
     pub fn order(&self) -> (Tier, u16, &str) {
         (self.tier, self.priority, &self.name)
     }

@@ -17,7 +17,7 @@ use denizen_tests::test_length;
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
-use crate::play::{Addressing, Play, ServedBy};
+use crate::play::{Play, ServedBy, Via};
 use crate::random::tiers::tiered;
 use crate::random::{Cluster, clusters, packets, played};
 
@@ -281,12 +281,12 @@ fn impact_is_the_difference_of_real_probes() -> Result<()> {
         let worlds = played::worlds(world.clone(), POLICIES..=POLICIES);
         random::play(count, seed, Duration::ZERO, worlds, |Cluster(world)| {
             let (mut play, mut now) = (play.borrow_mut(), without_policies(world));
-            play.verify_packets(&now, &[Addressing::PodIp])?;
+            play.verify_packets(&now, &[Via::PodIp])?;
             for (number, policy) in world.policies.iter().enumerate() {
                 for change in successive(&now, policy, number) {
                     // The kernel has what is understood, and is asked about that alone.
                     let Some(differing) = compared(&change)? else { break };
-                    play.verify_packets(&change.after, &[Addressing::PodIp])?;
+                    play.verify_packets(&change.after, &[Via::PodIp])?;
                     counts.add(Some(differing));
                     now = change.after;
                 }

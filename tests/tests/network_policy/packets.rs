@@ -6,13 +6,13 @@ use denizen_tests::policy::PolicyWorld;
 use denizen_tests::test_length::in_full;
 
 use crate::case::Case;
-use crate::play::{Addressing, play};
+use crate::play::{Via, play};
 use crate::{cyclonus, e2e};
 
-const BOTH_ADDRESSINGS: [Addressing; 2] = [Addressing::PodIp, Addressing::ClusterIp];
+const BOTH_VIAS: [Via; 2] = [Via::PodIp, Via::ClusterIp];
 
-fn e2e_cases(world: &PolicyWorld) -> Vec<(Case, Vec<Addressing>)> {
-    e2e::cases(world).into_iter().map(|case| (case, BOTH_ADDRESSINGS.into())).collect()
+fn e2e_cases(world: &PolicyWorld) -> Vec<(Case, Vec<Via>)> {
+    e2e::cases(world).into_iter().map(|case| (case, BOTH_VIAS.into())).collect()
 }
 
 #[test]
@@ -34,11 +34,11 @@ pub fn half(number: usize) -> Wiring {
 fn cyclonus() -> Result<()> {
     play("cyclonus", half, |world| {
         let cases = cyclonus::groups(world).into_iter().flat_map(|(_, cases)| cases);
-        let addressings = |number: usize| match number.is_multiple_of(in_full(1, BY_CLUSTER_IP)) {
-            true => BOTH_ADDRESSINGS.into(),
-            false => vec![Addressing::PodIp],
+        let vias = |number: usize| match number.is_multiple_of(in_full(1, BY_CLUSTER_IP)) {
+            true => BOTH_VIAS.into(),
+            false => vec![Via::PodIp],
         };
-        cases.enumerate().map(|(number, case)| (case, addressings(number))).collect()
+        cases.enumerate().map(|(number, case)| (case, vias(number))).collect()
     })
 }
 
@@ -53,6 +53,6 @@ fn without_policies_everybody_reaches_everybody() -> Result<()> {
     play("no-policy", half, |_| {
         let nothing = crate::case::Change::Delete { namespace: "x".into(), policy: "none".into() };
         let case = Case::new("no policy").then(nothing).expect_oracle();
-        vec![(case, BOTH_ADDRESSINGS.into())]
+        vec![(case, BOTH_VIAS.into())]
     })
 }

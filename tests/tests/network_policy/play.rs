@@ -27,7 +27,7 @@ use denizen_tests::node::two_nodes::TwoNodes;
 
 /// How a question finds its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Addressing {
+pub enum Via {
     PodIp,
     /// Through a service that the pod alone serves.
     ClusterIp,
@@ -81,7 +81,7 @@ struct Probe {
     from: usize,
     to: usize,
     family: usize,
-    addressing: Addressing,
+    via: Via,
     transport: Transport,
     arrives: bool,
 }
@@ -166,8 +166,8 @@ impl Play {
         let served = self.members.iter().flat_map(|(name, member)| {
             PORTS.map(|port| Served {
                 name: format!("{name}:tcp-{port}"),
-                at: member.at(0, Addressing::ClusterIp, port),
-                endpoints: vec![member.at(0, Addressing::PodIp, port)],
+                at: member.at(0, Via::ClusterIp, port),
+                endpoints: vec![member.at(0, Via::PodIp, port)],
             })
         });
         let services: Vec<_> = served.collect();
@@ -203,12 +203,7 @@ impl Play {
     }
 
     /// Plays a case from a world without policies, and returns to it.
-    pub fn case(
-        &mut self,
-        case: &Case,
-        world: &PolicyWorld,
-        addressings: &[Addressing],
-    ) -> Result<()> {
+    pub fn case(&mut self, case: &Case, world: &PolicyWorld, vias: &[Via]) -> Result<()> {
         // The agents search conntrack after each change of policies: no need to do so among the
         // thousands of questions of earlier cases.
         for host in &self.nodes.hosts {
@@ -218,8 +213,7 @@ impl Play {
         let mut played = Ok(());
         for (number, step) in case.steps.iter().enumerate() {
             played = played.and_then(|()| {
-                self.step(step, &mut now, addressings)
-                    .with_context(|| format!("step {}", number + 1))
+                self.step(step, &mut now, vias).with_context(|| format!("step {}", number + 1))
             });
         }
         // Pods that a case left behind would be in the next one's way.
@@ -235,32 +229,23 @@ impl Play {
 
     /// Whether packets of every kind and `explain` agree with the oracle about a world, whose pods
     /// are those that there are.
-    pub fn verify(&mut self, world: &PolicyWorld, addressings: &[Addressing]) -> Result<()> {
+    pub fn verify(&mut self, world: &PolicyWorld, vias: &[Via]) -> Result<()> {
         self.put(world)?;
-        self.agree(world, &everything(), addressings, true)
+        self.agree(world, &everything(), vias, true)
     }
 
     /// The same of packets alone.
-    pub fn verify_packets(
-        &mut self,
-        world: &PolicyWorld,
-        addressings: &[Addressing],
-    ) -> Result<()> {
+    pub fn verify_packets(&mut self, world: &PolicyWorld, vias: &[Via]) -> Result<()> {
         self.put(world)?;
-        self.agree(world, &everything(), addressings, false)
+        self.agree(world, &everything(), vias, false)
     }
 
-    fn step(
-        &mut self,
-        step: &Step,
-        world: &mut PolicyWorld,
-        addressings: &[Addressing],
-    ) -> Result<()> {
+    fn step(&mut self, step: &Step, world: &mut PolicyWorld, vias: &[Via]) -> Result<()> {
         for change in &step.changes {
             change.apply(world, self)?;
         }
         self.put(world)?;
-        self.agree(world, &step.expected, addressings, true)
+        self.agree(world, &step.expected, vias, true)
     }
 
     /// Whether packets agree with what is expected, and `explain`, if it is asked.
@@ -268,14 +253,12 @@ impl Play {
         &self,
         world: &PolicyWorld,
         expected: &[Expected],
-        addressings: &[Addressing],
+        vias: &[Via],
         is_explained: bool,
     ) -> Result<()> {
-        let mut probes = probes(world, expected, addressings);
+        let mut probes = probes(world, expected, vias);
         if self.served_by == ServedBy::KubeProxy {
-            probes.retain(|probe| {
-                probe.addressing == Addressing::PodIp || probe.is_over_tcp_and_ipv4()
-            });
+            probes.retain(|probe| probe.via == Via::PodIp || probe.is_over_tcp_and_ipv4());
         }
         let [first, again @ ..] = PATIENCE;
         self.ask(world, &probes, first)?;
@@ -356,7 +339,7 @@ impl Play {
                     Transport::Port(protocol, _) => Some(protocol),
                     Transport::Other => None,
                 };
-                let to = members[probe.to].at(probe.family, probe.addressing, probe.port());
+                let to = members[probe.to].at(probe.family, probe.via, probe.port());
                 Question { protocol, to }
             };
             member.prober.ask(probes.into_iter().map(question).collect(), patience)?;
@@ -398,20 +381,19 @@ impl Play {
         let mut questions = [Questions::default(), Questions::default()];
         let mut asked = Vec::new();
         // What another program translates, `explain` does not know.
-        let is_known = |probe: &&Probe| {
-            self.served_by == ServedBy::Agents || probe.addressing == Addressing::PodIp
-        };
+        let is_known =
+            |probe: &&Probe| self.served_by == ServedBy::Agents || probe.via == Via::PodIp;
         let probes: Vec<&Probe> = probes.filter(is_known).collect();
         for probe in &probes {
             let (sender, receiver) = (members[probe.from], members[probe.to]);
             let from = sender.pod.addresses[probe.family];
-            let mut ask = |node: usize, interface: &str, addressing: Addressing| {
-                let to = receiver.at(probe.family, addressing, probe.port());
+            let mut ask = |node: usize, interface: &str, via: Via| {
+                let to = receiver.at(probe.family, via, probe.port());
                 (node, questions[node].ask(from, interface, to, probe.transport))
             };
-            let sent = ask(sender.node, &sender.pod.input_interface, probe.addressing);
+            let sent = ask(sender.node, &sender.pod.input_interface, probe.via);
             let is_far = sender.node != receiver.node;
-            asked.push((sent, is_far.then(|| ask(receiver.node, "eth0", Addressing::PodIp))));
+            asked.push((sent, is_far.then(|| ask(receiver.node, "eth0", Via::PodIp))));
         }
         let mut passes = Vec::new();
         for (host, questions) in self.nodes.hosts.iter().zip(&questions) {
@@ -426,18 +408,14 @@ impl Play {
     }
 
     fn line(&self, world: &PolicyWorld, (probe, what): &(&Probe, String)) -> String {
-        let Probe { from, to, family, addressing, transport, arrives } = **probe;
+        let Probe { from, to, family, via, transport, arrives } = **probe;
         let name = |number: usize| {
             let name = full(&world.pods[number].metadata);
             let member = &self.members[&name];
             format!("{name} ({}, node {})", member.pod.addresses[family], member.node + 1)
         };
         let expected = if arrives { "arrives" } else { "is dropped" };
-        format!(
-            "{} -> {} {addressing:?} {transport:?} {expected}, but: {what}",
-            name(from),
-            name(to)
-        )
+        format!("{} -> {} {via:?} {transport:?} {expected}, but: {what}", name(from), name(to))
     }
 }
 
@@ -456,10 +434,10 @@ impl Probe {
 }
 
 impl Member {
-    fn at(&self, family: usize, addressing: Addressing, port: u16) -> SocketAddr {
-        let address = match addressing {
-            Addressing::PodIp => self.pod.addresses[family],
-            Addressing::ClusterIp => self.services[family],
+    fn at(&self, family: usize, via: Via, port: u16) -> SocketAddr {
+        let address = match via {
+            Via::PodIp => self.pod.addresses[family],
+            Via::ClusterIp => self.services[family],
         };
         SocketAddr::new(address, port)
     }
@@ -475,7 +453,7 @@ fn of_each<'a>(members: &[&Member], probes: &'a [Probe]) -> Vec<Vec<&'a Probe>> 
 }
 
 /// Every pair in both families. Whether a pod reaches itself through a service is not defined.
-fn probes(world: &PolicyWorld, expected: &[Expected], addressings: &[Addressing]) -> Vec<Probe> {
+fn probes(world: &PolicyWorld, expected: &[Expected], vias: &[Via]) -> Vec<Probe> {
     let count = world.pods.len();
     let mut probes = Vec::new();
     for it in expected {
@@ -485,19 +463,10 @@ fn probes(world: &PolicyWorld, expected: &[Expected], addressings: &[Addressing]
                 let arrives = from == to || it.holds(world, from, to, family);
                 // Nobody answers pings at a cluster IP.
                 let is_service = from != to && it.transport != Transport::Other;
-                let addressings = addressings
-                    .iter()
-                    .filter(|addressing| **addressing == Addressing::PodIp || is_service);
+                let vias = vias.iter().filter(|via| **via == Via::PodIp || is_service);
                 let transport = it.transport;
-                let probe = |addressing: &Addressing| Probe {
-                    from,
-                    to,
-                    family,
-                    addressing: *addressing,
-                    transport,
-                    arrives,
-                };
-                probes.extend(addressings.map(probe));
+                let probe = |via: &Via| Probe { from, to, family, via: *via, transport, arrives };
+                probes.extend(vias.map(probe));
             }
         }
     }
@@ -508,14 +477,14 @@ fn probes(world: &PolicyWorld, expected: &[Expected], addressings: &[Addressing]
 pub fn play(
     label: &str,
     wiring: fn(usize) -> Wiring,
-    cases: impl Fn(&PolicyWorld) -> Vec<(Case, Vec<Addressing>)>,
+    cases: impl Fn(&PolicyWorld) -> Vec<(Case, Vec<Via>)>,
 ) -> Result<()> {
     let (mut play, world) = Play::new(label, wiring)?;
     let started = Instant::now();
     let cases = cases(&world);
     let mut failures = Vec::new();
-    for (case, addressings) in &cases {
-        if let Err(error) = play.case(case, &world, addressings) {
+    for (case, vias) in &cases {
+        if let Err(error) = play.case(case, &world, vias) {
             failures.push(format!("{error:#}"));
         }
     }

@@ -81,7 +81,8 @@ impl PluginCall {
 /// What two or three callers do at the same time, each one thing after the other.
 fn callers() -> impl Strategy<Value = Vec<Vec<PluginCall>>> {
     let op = prop_oneof![
-        3 => (0..3_usize, 0..2_usize).prop_map(|(container, network)| PluginCall::Add { container, network, address: 0 }),
+        3 => (0..3_usize, 0..2_usize)
+            .prop_map(|(container, network)| PluginCall::Add { container, network, address: 0 }),
         2 => (0..3_usize).prop_map(|container| PluginCall::Del { container }),
         1 => (0..2_usize, prop::collection::btree_set(0..3_usize, 0..3))
             .prop_map(|(network, valid)| PluginCall::Gc { network, valid }),

@@ -142,7 +142,9 @@ impl Watch {
                     return Err(self.pipe.break_off(&half).await);
                 }
                 _ = self.expire.changed() => return self.expired().await,
-                _ = bookmark.tick() => if self.scope.bookmarks { self.bookmark(since, false).await?; },
+                _ = bookmark.tick() => {
+                    if self.scope.bookmarks { self.bookmark(since, false).await?; }
+                }
                 () = sleep_until(end) => return Ok(()),
             }
         }

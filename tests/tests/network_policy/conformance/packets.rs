@@ -11,7 +11,7 @@ use denizen_tests::policy::{PolicyPacket, PolicyWorld, allowed};
 
 use super::houses::{container, labels_of, namespaces};
 use super::{HOUSES, ProtocolPort, TESTS, Verifier, tests_of_nodes};
-use crate::play::{Addressing, Play, ServedBy};
+use crate::play::{Play, ServedBy, Via};
 use crate::prober::{Answer, Prober, Question};
 
 /// What is not answered by then is dropped.
@@ -50,8 +50,8 @@ impl Verifier for Packets {
         expected: &[(PolicyPacket, bool)],
     ) -> Result<Vec<String>> {
         let ways = match self.play.served_by() {
-            ServedBy::Agents => &[Addressing::PodIp][..],
-            ServedBy::KubeProxy => &[Addressing::PodIp, Addressing::ClusterIp],
+            ServedBy::Agents => &[Via::PodIp][..],
+            ServedBy::KubeProxy => &[Via::PodIp, Via::ClusterIp],
         };
         self.play.verify(world, ways)?;
         let wrong = expected.iter().filter(|(packet, passes)| allowed(world, *packet) != *passes);

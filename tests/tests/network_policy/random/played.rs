@@ -15,7 +15,7 @@ use proptest::strategy::Strategy;
 use super::{A_POLICY, Cluster, addresses, container, labels, policies};
 use crate::across;
 use crate::packets::half;
-use crate::play::{Addressing, Play};
+use crate::play::{Play, Via};
 
 /// What decides about the labels of three namespaces and the labels and ports of nine pods.
 const ALL_LABELS: usize = 150;
@@ -56,7 +56,7 @@ fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
             Duration::ZERO,
             worlds(world.clone(), 1..=6),
             |Cluster(world)| {
-                play.borrow_mut().verify(world, &[Addressing::PodIp, Addressing::ClusterIp])?;
+                play.borrow_mut().verify(world, &[Via::PodIp, Via::ClusterIp])?;
                 number.set(number.get() + 1);
                 across::agrees(&workstation, world, number.get())
             },

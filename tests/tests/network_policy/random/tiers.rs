@@ -22,7 +22,7 @@ use super::{
 };
 use crate::evaluated::{EvaluatedWorld, Planned, at_once};
 use crate::packets::half;
-use crate::play::{Addressing, Play};
+use crate::play::{Play, Via};
 
 /// How many numbers decide about a policy.
 const A_POLICY: usize = 300;
@@ -227,7 +227,7 @@ fn packets_and_explain_do_with_tiers_what_the_oracle_says() -> Result<()> {
     let count = u32::try_from(test_length::times(50, 8))?;
     for seed in [1, random::seed()?] {
         random::play(count, seed, Duration::ZERO, played(world.clone()), |cluster| {
-            play.borrow_mut().verify(&cluster.0, &[Addressing::PodIp, Addressing::ClusterIp])
+            play.borrow_mut().verify(&cluster.0, &[Via::PodIp, Via::ClusterIp])
         })?;
     }
     Ok(())

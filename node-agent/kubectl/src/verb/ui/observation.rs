@@ -144,10 +144,10 @@ pub fn of_connections(
                 };
                 add(&from, participant.clone(), shown);
                 if endpoint.is_some() {
-                    add(&participant, participant_of(last, directory).as_destination(), at);
+                    add(&participant, participant_of(last, directory).into_destination(), at);
                 }
             }
-            None => add(&from, participant_of(last, directory).as_destination(), at),
+            None => add(&from, participant_of(last, directory).into_destination(), at),
         }
     }
     counts.into()
@@ -180,7 +180,7 @@ pub fn of_dropped(
         let (to, port) = match kind.service.as_deref().and_then(Directory::service_port) {
             Some((participant, "")) => (participant, at),
             Some((participant, name)) => (participant, name.to_owned()),
-            None => (named(destination).as_destination(), at),
+            None => (named(destination).into_destination(), at),
         };
         let reason = match &kind.policy {
             Some(policy) => format!("{}: {policy}", kind.reason),

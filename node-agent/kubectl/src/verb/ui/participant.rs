@@ -47,7 +47,7 @@ impl Participant {
     }
 
     /// The same participant as the destination of an edge.
-    pub fn as_destination(self) -> Self {
+    pub fn into_destination(self) -> Self {
         match self {
             Self::Outside { .. } => Self::Outside { is_client: false },
             Self::Node(_) | Self::Workload { .. } | Self::Service { .. } | Self::Rest(_) => self,
