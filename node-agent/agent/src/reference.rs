@@ -15,7 +15,7 @@ use denizen_observe::status::{
     ApiTraffic, DrainingSince, DrainingStatus, IpvsStatus, LastSync, Status,
 };
 use denizen_observe::trace::{
-    Comparison, HookReport, NamedAddress, PacketFate, PacketIdentity, RuleReport, TraceReport,
+    HookReport, NamedAddress, PacketFate, PacketIdentity, RuleReport, TraceComparison, TraceReport,
     TracedPackets,
 };
 use denizen_plan::explain::{
@@ -245,7 +245,7 @@ fn every_field_of_a_trace_is_there() {
         last_source: place(),
         last_destination: place(),
         output: text(),
-        comparison: Comparison::Differs(Vec::new()),
+        comparison: TraceComparison::Differs(Vec::new()),
     };
     let mut fields = BTreeSet::new();
     let packets = TracedPackets { packets: vec![packet] };

@@ -12,13 +12,13 @@ const TEXTS: usize = 3;
 
 /// Texts of several nodes that only differ in names and numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Shared {
+pub struct CommonText {
     /// The texts with the nodes' own values, each once.
     pub texts: BTreeSet<String>,
     pub nodes: BTreeSet<String>,
 }
 
-impl Shared {
+impl CommonText {
     /// The first texts, and how many more there are.
     pub fn shown(&self) -> String {
         let shown: Vec<&str> = self.texts.iter().take(TEXTS).map(String::as_str).collect();
@@ -31,7 +31,7 @@ impl Shared {
 
 /// Texts by shape.
 #[derive(Debug, Default)]
-pub struct Texts(BTreeMap<String, Shared>);
+pub struct Texts(BTreeMap<String, CommonText>);
 
 impl Texts {
     pub fn add(&mut self, node: &str, text: &str) {
@@ -40,15 +40,15 @@ impl Texts {
 
     /// As [`Self::add`], with a shape that the caller chooses.
     pub fn add_as(&mut self, shape: String, node: &str, text: &str) {
-        let empty = || Shared { texts: BTreeSet::new(), nodes: BTreeSet::new() };
+        let empty = || CommonText { texts: BTreeSet::new(), nodes: BTreeSet::new() };
         let shared = self.0.entry(shape).or_insert_with(empty);
         shared.texts.insert(text.to_owned());
         shared.nodes.insert(node.to_owned());
     }
 
     /// Sorted: the texts of most nodes first.
-    pub fn sorted(self) -> Vec<Shared> {
-        let mut all: Vec<Shared> = self.0.into_values().collect();
+    pub fn sorted(self) -> Vec<CommonText> {
+        let mut all: Vec<CommonText> = self.0.into_values().collect();
         all.sort_by_key(|shared| std::cmp::Reverse(shared.nodes.len()));
         all
     }
@@ -159,7 +159,7 @@ mod tests {
             added.iter().for_each(|(node, text)| texts.add(node, text));
             let sorted = texts.sorted();
             for (node, text) in added {
-                let has = |shared: &Shared| {
+                let has = |shared: &CommonText| {
                     shared.texts.contains(&text) && shared.nodes.contains(&node)
                 };
                 prop_assert!(sorted.iter().any(has));

@@ -27,8 +27,8 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use self::compare::Comparison;
-use self::facts::Facts;
+use self::compare::PlanComparison;
+use self::facts::ImpactInputs;
 use crate::{AddressRange, Decider, Direction, Function};
 use denizen_model::{Event, Family, PodName};
 
@@ -111,8 +111,8 @@ pub struct ImpactRow {
 /// What `change` would change: events of policies. `facts`: the Namespaces, pods, policies and
 /// Nodes that there are, none of them as the node's own.
 pub fn impact(facts: Vec<Event>, change: Vec<Event>) -> Impact {
-    let facts = Facts::new(facts, &change);
+    let facts = ImpactInputs::new(facts, &change);
     let before = facts.plan(&[]);
     let after = facts.plan(&change);
-    Comparison::new(&facts, &before, &after, &change).run()
+    PlanComparison::new(&facts, &before, &after, &change).run()
 }

@@ -36,7 +36,7 @@ pub use probe::Extension;
 pub use programs::{Programs, Variant, has_family, legacy_tables};
 pub use rejected_rules::RejectedRules;
 pub use save::{Observed, appended};
-pub use worker::{FinishedJob, Outcome};
+pub use worker::{FinishedJob, JobOutcome};
 pub use writer::{Repaired, RestoreFailures, Writer};
 
 /// A table of iptables in which a client may have chains.

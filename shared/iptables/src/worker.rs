@@ -30,7 +30,7 @@ pub enum Job {
 
 /// The result of the job.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum JobOutcome {
     /// This host lacks these extensions.
     Probed(MissingExtensions),
     /// The result of [`Job::Read`].
@@ -52,7 +52,7 @@ pub struct FinishedJob {
     /// The family of the rules.
     pub family: Family,
     /// The result of the job.
-    pub result: Result<Outcome, IptablesError>,
+    pub result: Result<JobOutcome, IptablesError>,
     /// The time at which it ended.
     pub at: Instant,
     /// Its duration.
@@ -95,24 +95,24 @@ struct FamilyTables {
 }
 
 impl FamilyTables {
-    fn execute(&mut self, job: Job) -> Result<Outcome, IptablesError> {
+    fn execute(&mut self, job: Job) -> Result<JobOutcome, IptablesError> {
         let Self { programs, schema, family, .. } = *self;
         if !has_family(family) {
-            return Ok(Outcome::FamilyMissing);
+            return Ok(JobOutcome::FamilyMissing);
         }
         match job {
             Job::Probe => {
-                Ok(Outcome::Probed(programs.missing(family, &(schema.extensions)(family))?))
+                Ok(JobOutcome::Probed(programs.missing(family, &(schema.extensions)(family))?))
             }
             Job::Read(tables) => {
                 let seen = programs.save(family, tables, schema)?;
-                Ok(Outcome::Seen(Box::new(seen)))
+                Ok(JobOutcome::Seen(Box::new(seen)))
             }
             Job::Write(delta) => self.write(*delta),
         }
     }
 
-    fn write(&mut self, mut delta: Delta) -> Result<Outcome, IptablesError> {
+    fn write(&mut self, mut delta: Delta) -> Result<JobOutcome, IptablesError> {
         let optional = delta.take_optional();
         self.until = None;
         let mut rejected = Vec::new();
@@ -121,7 +121,7 @@ impl FamilyTables {
         }
         let input = (!optional.is_empty()).then(|| optional.input(Table::Security));
         let optional = input.map(|input| self.programs.restore(self.family, &input));
-        Ok(Outcome::Written { rejected, optional })
+        Ok(JobOutcome::Written { rejected, optional })
     }
 }
 

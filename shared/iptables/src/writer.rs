@@ -18,7 +18,7 @@ use super::error::IptablesError;
 use super::programs::Programs;
 use super::rejected_rules::{News, RejectedRules};
 use super::save::Observed;
-use super::worker::{self, FinishedJob, Job, Outcome};
+use super::worker::{self, FinishedJob, Job, JobOutcome};
 use super::{ChainId, Desired, Schema, Table};
 
 /// If the chains are rewritten this often in [`WINDOW`], or in this many of the last reads, another
@@ -258,27 +258,27 @@ impl Writer {
                 self.note_failure();
                 return Err(error);
             }
-            Ok(Outcome::Probed(missing)) => {
+            Ok(JobOutcome::Probed(missing)) => {
                 self.probe_due = false;
                 if self.rejected.probed(missing) && self.was_programmed {
                     (self.unknown, self.expected) = (true, true);
                 }
             }
-            Ok(Outcome::Written { rejected, optional }) => {
+            Ok(JobOutcome::Written { rejected, optional }) => {
                 self.rejected.learn(&again, rejected, done.at);
                 if let Some(result) = optional {
                     self.note_optional(result.err(), family);
                 }
                 self.was_programmed = true;
             }
-            Ok(Outcome::FamilyMissing) => {
+            Ok(JobOutcome::FamilyMissing) => {
                 if !self.was_programmed {
                     info!(%family, "this kernel is without it: no rules are needed");
                 }
                 (self.probe_due, self.unknown, self.was_programmed) = (false, false, true);
                 desired.forget_changes();
             }
-            Ok(Outcome::Seen(seen)) => {
+            Ok(JobOutcome::Seen(seen)) => {
                 let is_first = !self.was_programmed;
                 self.unknown = false;
                 repaired = self.compare(&seen, desired, done.at);

@@ -38,7 +38,7 @@ use denizen_plan::Policy;
 use denizen_routing::RoutingSettings;
 use denizen_source::Features;
 
-pub use self::report::{Check, Finding, Group, Report, Topic, Verdict};
+pub use self::report::{Check, CheckGroup, Finding, Report, Topic, Verdict};
 
 /// What is checked: a node, for an agent with these flags.
 #[derive(Debug)]

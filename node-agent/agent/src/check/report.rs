@@ -10,7 +10,7 @@ use denizen_text::Printable;
 /// What a check is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Group {
+pub enum CheckGroup {
     /// What this kernel, and the programs on it, can do.
     Kernel,
     /// The kernel's settings, and its room.
@@ -25,7 +25,7 @@ pub enum Group {
     Agent,
 }
 
-impl Group {
+impl CheckGroup {
     fn title(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -108,38 +108,38 @@ impl Topic {
     ];
 
     /// Its group, and its name there.
-    pub fn place(self) -> (Group, &'static str) {
+    pub fn place(self) -> (CheckGroup, &'static str) {
         match self {
-            Self::Permissions => (Group::Kernel, "permissions"),
-            Self::Nftables => (Group::Kernel, "nftables"),
-            Self::Iptables => (Group::Kernel, "iptables"),
-            Self::Ipvs => (Group::Kernel, "ipvs"),
-            Self::BridgePorts => (Group::Kernel, "bridge-ports"),
-            Self::NetworkPolicy => (Group::Kernel, "network-policy"),
-            Self::ConntrackNetlink => (Group::Kernel, "conntrack-netlink"),
-            Self::BridgeModule => (Group::Kernel, "br-netfilter"),
-            Self::Forwarding => (Group::Settings, "forwarding"),
-            Self::ConntrackRoom => (Group::Settings, "conntrack-room"),
-            Self::ConntrackSettings => (Group::Settings, "conntrack-settings"),
-            Self::BridgeFilter => (Group::Settings, "bridge-filter"),
-            Self::Vlans => (Group::Settings, "vlans"),
-            Self::ServiceProxies => (Group::OtherPrograms, "service-proxies"),
-            Self::PolicyEngines => (Group::OtherPrograms, "policy-engines"),
-            Self::ForwardChains => (Group::OtherPrograms, "forward-chains"),
-            Self::Announcing => (Group::OtherPrograms, "announcing"),
-            Self::Ports => (Group::OtherPrograms, "ports"),
-            Self::CniConfiguration => (Group::CniPlugin, "cni-configuration"),
-            Self::Plugin => (Group::CniPlugin, "plugin"),
-            Self::Records => (Group::CniPlugin, "records"),
-            Self::Manifests => (Group::Api, "manifests"),
-            Self::Credentials => (Group::Api, "credentials"),
-            Self::Server => (Group::Api, "server"),
-            Self::Rights => (Group::Api, "rights"),
-            Self::Node => (Group::Api, "node"),
-            Self::Clock => (Group::Api, "clock"),
-            Self::Running => (Group::Agent, "running"),
-            Self::Rules => (Group::Agent, "rules"),
-            Self::Status => (Group::Agent, "status"),
+            Self::Permissions => (CheckGroup::Kernel, "permissions"),
+            Self::Nftables => (CheckGroup::Kernel, "nftables"),
+            Self::Iptables => (CheckGroup::Kernel, "iptables"),
+            Self::Ipvs => (CheckGroup::Kernel, "ipvs"),
+            Self::BridgePorts => (CheckGroup::Kernel, "bridge-ports"),
+            Self::NetworkPolicy => (CheckGroup::Kernel, "network-policy"),
+            Self::ConntrackNetlink => (CheckGroup::Kernel, "conntrack-netlink"),
+            Self::BridgeModule => (CheckGroup::Kernel, "br-netfilter"),
+            Self::Forwarding => (CheckGroup::Settings, "forwarding"),
+            Self::ConntrackRoom => (CheckGroup::Settings, "conntrack-room"),
+            Self::ConntrackSettings => (CheckGroup::Settings, "conntrack-settings"),
+            Self::BridgeFilter => (CheckGroup::Settings, "bridge-filter"),
+            Self::Vlans => (CheckGroup::Settings, "vlans"),
+            Self::ServiceProxies => (CheckGroup::OtherPrograms, "service-proxies"),
+            Self::PolicyEngines => (CheckGroup::OtherPrograms, "policy-engines"),
+            Self::ForwardChains => (CheckGroup::OtherPrograms, "forward-chains"),
+            Self::Announcing => (CheckGroup::OtherPrograms, "announcing"),
+            Self::Ports => (CheckGroup::OtherPrograms, "ports"),
+            Self::CniConfiguration => (CheckGroup::CniPlugin, "cni-configuration"),
+            Self::Plugin => (CheckGroup::CniPlugin, "plugin"),
+            Self::Records => (CheckGroup::CniPlugin, "records"),
+            Self::Manifests => (CheckGroup::Api, "manifests"),
+            Self::Credentials => (CheckGroup::Api, "credentials"),
+            Self::Server => (CheckGroup::Api, "server"),
+            Self::Rights => (CheckGroup::Api, "rights"),
+            Self::Node => (CheckGroup::Api, "node"),
+            Self::Clock => (CheckGroup::Api, "clock"),
+            Self::Running => (CheckGroup::Agent, "running"),
+            Self::Rules => (CheckGroup::Agent, "rules"),
+            Self::Status => (CheckGroup::Agent, "status"),
         }
     }
 }
@@ -222,7 +222,7 @@ impl Finding {
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    pub group: Group,
+    pub group: CheckGroup,
     /// The name. A check with several findings is listed several times.
     pub name: &'static str,
     #[serde(flatten)]
@@ -329,7 +329,7 @@ ok 1, warning 1, failure 1, skipped 1
     #[test]
     fn topics_are_in_the_order_of_their_groups_and_their_names_differ() {
         let places = Topic::ALL.map(Topic::place);
-        let mut groups: Vec<Group> = places.iter().map(|(group, _)| *group).collect();
+        let mut groups: Vec<CheckGroup> = places.iter().map(|(group, _)| *group).collect();
         groups.dedup();
         assert_eq!(groups.len(), 6, "{groups:?}");
         let names: std::collections::BTreeSet<_> = places.iter().map(|(_, name)| name).collect();

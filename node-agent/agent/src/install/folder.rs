@@ -59,7 +59,7 @@ struct Candidate {
 
 /// What was changed, and what could not be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct ConfigReport {
     /// Files that were written, created or removed.
     pub changed: Vec<PathBuf>,
     /// Files that were not changed, and why.
@@ -83,7 +83,7 @@ pub struct Active {
 /// # Errors
 /// [`FolderError`].
 pub fn active(folder: &Path) -> Result<Active, FolderError> {
-    let files = in_order_of_use(candidates(folder, &mut Report::default())?);
+    let files = in_order_of_use(candidates(folder, &mut ConfigReport::default())?);
     let first = files.into_iter().find_map(Candidate::active);
     first.ok_or_else(|| FolderError::Nothing(folder.to_owned()))
 }
@@ -93,8 +93,8 @@ pub fn active(folder: &Path) -> Result<Active, FolderError> {
 ///
 /// # Errors
 /// [`FolderError`]; the folder is still valid.
-pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
-    let mut report = Report::default();
+pub fn insert(folder: &Path, entry: &Value) -> Result<ConfigReport, FolderError> {
+    let mut report = ConfigReport::default();
     let candidates = in_order_of_use(candidates(folder, &mut report)?);
     let (wraps, owned): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|file| file.is_wrap());
     let (of_multus, owned): (Vec<_>, Vec<_>) =
@@ -134,7 +134,7 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<Report, FolderError> {
 fn first_usable<'a>(
     files: &'a [Candidate],
     entry: &Value,
-    report: &mut Report,
+    report: &mut ConfigReport,
 ) -> Option<(&'a Candidate, Option<String>)> {
     for file in files {
         match file.with(entry) {
@@ -154,7 +154,7 @@ fn first_usable<'a>(
 fn multus_delegates(
     of_multus: &[Candidate],
     entry: &Value,
-    report: &mut Report,
+    report: &mut ConfigReport,
 ) -> Result<bool, FolderError> {
     let mut delegates = false;
     for file in of_multus {
@@ -233,8 +233,8 @@ pub fn create(path: &Path, text: &str) -> Result<bool, FolderError> {
 ///
 /// # Errors
 /// [`FolderError`]; the folder is still valid.
-pub fn take_out(folder: &Path) -> Result<Report, FolderError> {
-    let mut report = Report::default();
+pub fn take_out(folder: &Path) -> Result<ConfigReport, FolderError> {
+    let mut report = ConfigReport::default();
     let candidates = candidates(folder, &mut report)?;
     for file in &candidates {
         if file.is_wrap()
@@ -321,7 +321,7 @@ impl Candidate {
 }
 
 /// The files that runtimes read, in their order. Unreadable files are reported.
-fn candidates(folder: &Path, report: &mut Report) -> Result<Vec<Candidate>, FolderError> {
+fn candidates(folder: &Path, report: &mut ConfigReport) -> Result<Vec<Candidate>, FolderError> {
     let entries = fs::read_dir(folder).map_err(failed("list", folder))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use self::bridge::BridgeError;
 use self::conflist::PLUGIN;
-use self::folder::{FolderError, Report};
+use self::folder::{ConfigReport, FolderError};
 use denizen_source::watch::{FolderHints, FolderWatch};
 use denizen_text::describe;
 
@@ -234,7 +234,7 @@ fn check(folder: &Path, entry: &Value) -> Vec<String> {
     match folder::insert(folder, entry) {
         Ok(report) => {
             log(
-                &Report { unusable: Vec::new(), ..report.clone() },
+                &ConfigReport { unusable: Vec::new(), ..report.clone() },
                 "added denizen to this CNI configuration",
             );
             report
@@ -261,7 +261,7 @@ async fn change(watch: Option<FolderWatch>) {
     }
 }
 
-fn log(report: &Report, what: &str) {
+fn log(report: &ConfigReport, what: &str) {
     for path in &report.changed {
         info!(path = %path.display(), "{what}");
     }

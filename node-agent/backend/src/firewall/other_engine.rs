@@ -2,7 +2,7 @@
 //! the other permits, and an operator would look for the reason in the wrong one.
 //!
 //! What an engine leaves in the kernel tells: links, and tables and chains of rules. What is left
-//! over of one that was removed tells the same, so [`Engine::found`] names it.
+//! over of one that was removed tells the same, so [`PolicyEngine::found`] names it.
 //!
 //! Not found: Amazon's agent. Its programs are attached to pods' interfaces and pinned in a file
 //! system that the agent need not see, and its interfaces (`eni…`) are there without it as well.
@@ -18,7 +18,7 @@ use denizen_iptables::{IptablesError, Programs, Table, Variant, legacy_tables};
 
 /// An engine that seems to enforce policy here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Engine {
+pub struct PolicyEngine {
     pub name: &'static str,
     /// The kernel object by which it was recognised.
     pub found: String,
@@ -43,7 +43,7 @@ pub enum EngineError {
 ///
 /// # Errors
 /// [`EngineError`].
-pub fn other_engine() -> Result<Option<Engine>, EngineError> {
+pub fn other_engine() -> Result<Option<PolicyEngine>, EngineError> {
     let mut objects = links()?;
     objects.extend(tables_and_chains()?);
     for version in Family::BOTH {
@@ -97,7 +97,7 @@ const ENGINES: [(&str, ObjectKind, NamePattern); 14] = [
     ("Azure NPM", ObjectKind::Chain, NamePattern::Exactly("AZURE-NPM")),
 ];
 
-fn recognise(objects: &[KernelObject]) -> Option<Engine> {
+fn recognise(objects: &[KernelObject]) -> Option<PolicyEngine> {
     ENGINES.iter().find_map(|(engine, kind, named)| {
         let is_named = |name: &str| match named {
             NamePattern::Exactly(exactly) => name == *exactly,
@@ -111,7 +111,7 @@ fn recognise(objects: &[KernelObject]) -> Option<Engine> {
             ObjectKind::Table => "table",
             ObjectKind::Chain => "chain",
         };
-        Some(Engine { name: engine, found: format!("{kind} {name}{of}") })
+        Some(PolicyEngine { name: engine, found: format!("{kind} {name}{of}") })
     })
 }
 

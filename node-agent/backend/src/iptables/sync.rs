@@ -15,7 +15,7 @@ use super::{IptablesError, egress, observed};
 use crate::Repair;
 use crate::nftables::Nftables;
 use denizen_iptables::{
-    self as iptables, Desired, FinishedJob, Outcome, Programs, Sets, Variant, Writer,
+    self as iptables, Desired, FinishedJob, JobOutcome, Programs, Sets, Variant, Writer,
 };
 use denizen_model::Family;
 use denizen_netlink::NetlinkError;
@@ -191,7 +191,7 @@ impl Iptables {
         let mut result = Ok(());
         for done in std::mem::take(&mut self.received) {
             let at = done.family as usize;
-            if let Ok(Outcome::Seen(_)) = done.result {
+            if let Ok(JobOutcome::Seen(_)) = done.result {
                 self.resync_interval =
                     (done.took * 100).clamp(SHORTEST_READ_INTERVAL, LONGEST_READ_INTERVAL);
             }

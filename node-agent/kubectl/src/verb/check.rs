@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Api, NodeAgent};
-use crate::finding::{Shared, Texts, node_names, shape, spread};
+use crate::finding::{CommonText, Texts, node_names, shape, spread};
 use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::Request;
 use crate::session::{Answers, NoAnswer};
@@ -33,7 +33,7 @@ struct Finding {
     verdict: FindingVerdict,
     /// What was found, with the nodes' own values.
     #[serde(flatten)]
-    shared: Shared,
+    shared: CommonText,
     advice: Option<String>,
     /// What makes findings equal, as [the agents have it](NodeCheck::code).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -213,7 +213,7 @@ fn differing<'a>(
         group: "cluster".to_owned(),
         name: name.to_owned(),
         verdict: FindingVerdict::Warning,
-        shared: Shared { texts: BTreeSet::from([text]), nodes },
+        shared: CommonText { texts: BTreeSet::from([text]), nodes },
         advice: Some(
             "this is usual while nodes are updated one after the other; otherwise look why"
                 .to_owned(),
@@ -260,7 +260,7 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
         group: "cluster".to_owned(),
         name: "pod-cidrs".to_owned(),
         verdict: FindingVerdict::Failure,
-        shared: Shared {
+        shared: CommonText {
             texts: BTreeSet::from([text]),
             nodes: [one.0, other.0].map(Clone::clone).into(),
         },

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::only;
 use super::refused::{self, ClusterFlow, NodeRefused};
 use crate::cluster::Api;
-use crate::finding::{Shared, Texts, node_names};
+use crate::finding::{CommonText, Texts, node_names};
 use crate::output::{Body, ClusterReport, Level};
 use crate::session::request::{RefusedQuery, Request};
 use crate::session::{Answers, NoAnswer};
@@ -24,13 +24,13 @@ pub struct ClusterDrops {
     /// Most packets first.
     pub drops: Vec<Drop>,
     /// Which packets are not counted, and why.
-    pub not_counted: Vec<Shared>,
+    pub not_counted: Vec<CommonText>,
     /// Whose packets they were in the last 15 minutes, most packets first.
     pub flows: Vec<ClusterFlow>,
     /// How many more flows there are that agents did not name.
     pub more_flows: u64,
     /// Which flows are not noted, and why.
-    pub not_noted: Vec<Shared>,
+    pub not_noted: Vec<CommonText>,
 }
 
 /// One reason.
@@ -186,7 +186,7 @@ impl fmt::Display for ClusterDrops {
         if self.drops.is_empty() {
             writeln!(f, "nothing was dropped or refused")?;
         }
-        let mut missing = |what: &str, all: &[Shared]| {
+        let mut missing = |what: &str, all: &[CommonText]| {
             all.iter().try_for_each(|shared| {
                 let (nodes, text) = (node_names(shared.nodes.iter()), shared.shown());
                 writeln!(f, "{what}: {} ({})", Printable(&text), Printable(&nodes))

@@ -39,7 +39,7 @@ use self::interrupt::Interrupt;
 use self::namespace::{REMOVAL, Removal, TestNamespace};
 use self::plan::{CheckKind, Newcomer, ServiceEnds, TestFacts, TestPod};
 use self::pods::StartedPods;
-use self::probe::Prober;
+use self::probe::ProbeRunner;
 use self::report::{ConnectivityReport, ProbeSummary, summary};
 use super::ui::QueryOptions;
 use crate::cluster::{Api, NodeAgent, NodeAgents};
@@ -353,7 +353,7 @@ impl TestRun<'_> {
         let Self { api, namespace, limits, .. } = *self;
         let Limits { parallel, deadline } = limits;
         let patience = probe::patience(self.timeout);
-        let probing = Prober { api, namespace, parallel, deadline, patience };
+        let probing = ProbeRunner { api, namespace, parallel, deadline, patience };
         let mut numbers = RandomNumbers::new()?;
         let mut probes = facts.probes(|below| numbers.below(below));
         probes.retain(|probe| !self.args.skip.contains(&probe.kind));

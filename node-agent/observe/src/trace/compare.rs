@@ -62,7 +62,7 @@ impl From<&TracedPacket> for PacketAddresses {
 /// What `explain` says, compared with what happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Comparison {
+pub enum TraceComparison {
     AsPredicted,
     /// Not the same: what, and where.
     Differs(Vec<String>),
@@ -123,9 +123,9 @@ pub(super) fn compare(
     outcome: &PacketOutcome,
     is_known: bool,
     by: &str,
-) -> Comparison {
+) -> TraceComparison {
     if is_known {
-        return Comparison::NotComparable(
+        return TraceComparison::NotComparable(
             "the packet belongs to a connection that existed before; explain is about the first one"
                 .to_owned(),
         );
@@ -133,11 +133,11 @@ pub(super) fn compare(
     let differences = match explanation.verdict {
         PacketVerdict::Unknown => {
             let why = "the kernel rejected rules of this service".to_owned();
-            return Comparison::NotComparable(why);
+            return TraceComparison::NotComparable(why);
         }
         PacketVerdict::Foreign => {
             let why = "another proxy's rules decide about this service".to_owned();
-            return Comparison::NotComparable(why);
+            return TraceComparison::NotComparable(why);
         }
         PacketVerdict::Forward => forwarded(explanation, outcome, by),
         PacketVerdict::Untouched => untouched(explanation, outcome, by),
@@ -145,8 +145,8 @@ pub(super) fn compare(
         PacketVerdict::Drop => ended(PacketFate::Dropped, "dropped", outcome, by),
     };
     match differences.is_empty() {
-        true => Comparison::AsPredicted,
-        false => Comparison::Differs(differences),
+        true => TraceComparison::AsPredicted,
+        false => TraceComparison::Differs(differences),
     }
 }
 

@@ -17,7 +17,7 @@ mod table;
 mod tests;
 
 pub use compare::PacketAddresses;
-pub use compare::{Comparison, PacketFate};
+pub use compare::{PacketFate, TraceComparison};
 pub use follow::interface;
 pub use follow::{PacketFollower, TraceError};
 pub use prediction::Prediction;

@@ -8,7 +8,7 @@ use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TraceVerdict, TracedPac
 use serde::Serialize;
 
 use super::Prediction;
-use super::compare::{Comparison, PacketFate, PacketOutcome, compare};
+use super::compare::{PacketFate, PacketOutcome, TraceComparison, compare};
 use super::journey::{Journey, is_of_trace};
 use super::rules::{TracedRules, is_agents};
 
@@ -53,7 +53,7 @@ pub struct TraceReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<String>,
     /// Whether `explain` says the same.
-    pub comparison: Comparison,
+    pub comparison: TraceComparison,
 }
 
 /// Fields of a packet's headers that count packets, and that are not translated. 0 where there is
@@ -323,7 +323,7 @@ impl fmt::Display for TraceReport {
     }
 }
 
-impl fmt::Display for Comparison {
+impl fmt::Display for TraceComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AsPredicted => writeln!(f, "=> as predicted by explain"),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TraceVerdict, TracedPacket};
 
-use super::compare::{Comparison, PacketAddresses, PacketFate, PacketOutcome, compare};
+use super::compare::{PacketAddresses, PacketFate, PacketOutcome, TraceComparison, compare};
 use super::journey::Journeys;
 use denizen_plan::explain::{Explanation, PacketVerdict, PolicyRow};
 
@@ -220,8 +220,8 @@ fn what_happened_is_compared_with_what_was_said() {
     for (explanation, outcome, expected) in cases {
         let compared = compare(&explanation, &outcome, false, "by X");
         match (&compared, expected) {
-            (Comparison::AsPredicted, None) => {}
-            (Comparison::Differs(all), Some(part)) if all.join("\n").contains(part) => {}
+            (TraceComparison::AsPredicted, None) => {}
+            (TraceComparison::Differs(all), Some(part)) if all.join("\n").contains(part) => {}
             _ => panic!("{compared:?} instead of {expected:?}: {explanation:?} {outcome:?}"),
         }
     }
@@ -236,7 +236,7 @@ fn what_explain_is_not_about_is_not_compared() {
         (PacketVerdict::Foreign, false),
     ] {
         let compared = compare(&explanation(verdict), &sent, is_known, "");
-        assert!(matches!(compared, Comparison::NotComparable(_)), "{compared:?}");
+        assert!(matches!(compared, TraceComparison::NotComparable(_)), "{compared:?}");
     }
     let client: IpAddr = "10.1.2.3".parse().unwrap();
     assert_eq!(sent.first.source.ip(), client);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::compared_plan::{ClassNumber, ComparedPlan, Numbered, SharedNumbers};
-use super::end::{End, Ends};
-use super::facts::Facts;
+use super::end::{ComparedEnd, ComparedEnds};
+use super::facts::ImpactInputs;
 use super::{AccessChange, Impact, ImpactRow};
 use crate::firewall::{ClassKey, PortSet, port_edges};
 use crate::{Direction, FirewallPlan, Function, IdentityId};
@@ -33,7 +33,7 @@ struct Profile {
 
 /// A part of what changes between two profiles. Ports are numbers in [`SharedNumbers::ports`].
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct ChangePart {
     direction: Direction,
     change: AccessChange,
     ports: usize,
@@ -74,24 +74,24 @@ struct FoldedRow {
     families: BTreeSet<Family>,
 }
 
-pub(super) struct Comparison<'a> {
+pub(super) struct PlanComparison<'a> {
     plans: BeforeAfter<ComparedPlan<'a>>,
     shared: SharedNumbers,
     profiles: Vec<Profile>,
     /// Who has each profile.
     members: Vec<BTreeSet<usize>>,
-    parts: HashMap<[usize; 4], Rc<[Part]>>,
+    parts: HashMap<[usize; 4], Rc<[ChangePart]>>,
     decided: HashMap<DecidedPart, Rc<[RowKey]>>,
     /// The peers of each subject, both as profiles.
     rows: BTreeMap<(RowKey, usize), BTreeSet<usize>>,
-    ends: Ends,
+    ends: ComparedEnds,
     without_address: Vec<denizen_model::PodName>,
     pod_ranges: Vec<IpNetwork>,
 }
 
-impl<'a> Comparison<'a> {
+impl<'a> PlanComparison<'a> {
     pub fn new(
-        facts: &Facts,
+        facts: &ImpactInputs,
         before: &'a FirewallPlan,
         after: &'a FirewallPlan,
         change: &[Event],
@@ -104,11 +104,11 @@ impl<'a> Comparison<'a> {
             parts: HashMap::new(),
             decided: HashMap::new(),
             rows: BTreeMap::new(),
-            ends: Ends::default(),
+            ends: ComparedEnds::default(),
             without_address: facts.without_address.clone(),
             pod_ranges: facts.pod_ranges.iter().copied().collect(),
         };
-        let ends = Ends::new(facts, [before, after]);
+        let ends = ComparedEnds::new(facts, [before, after]);
         let changed = ChangedPolicies::new(change);
         let mut profiles = Numbered::default();
         for end in &ends.all {
@@ -123,7 +123,12 @@ impl<'a> Comparison<'a> {
         comparison
     }
 
-    fn profile(&mut self, end: &End, facts: &Facts, changed: &ChangedPolicies) -> Profile {
+    fn profile(
+        &mut self,
+        end: &ComparedEnd,
+        facts: &ImpactInputs,
+        changed: &ChangedPolicies,
+    ) -> Profile {
         let record = end.group.map(|group| &facts.groups[group]);
         let mut of = |direction| {
             let class = |compared: &mut ComparedPlan<'_>| compared.class(record?, direction);
@@ -163,7 +168,7 @@ impl<'a> Comparison<'a> {
     fn compare(&mut self, sender: usize, receiver: usize) {
         let (from, to) = (self.profiles[sender].clone(), self.profiles[receiver].clone());
         for part in &*self.parts(&from, &to) {
-            let Part { direction, change, ports } = *part;
+            let ChangePart { direction, change, ports } = *part;
             let (subject, peer, classes, identity) = match direction {
                 Direction::Egress => (sender, receiver, from.egress, to.identity),
                 Direction::Ingress => (receiver, sender, to.ingress, from.identity),
@@ -176,7 +181,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// What changes between two profiles. Of two sides that refuse, the sender's comes first.
-    fn parts(&mut self, from: &Profile, to: &Profile) -> Rc<[Part]> {
+    fn parts(&mut self, from: &Profile, to: &Profile) -> Rc<[ChangePart]> {
         let shared = &mut self.shared;
         let mut passing = |at: usize| {
             let plan = &mut self.plans[at];
@@ -201,10 +206,10 @@ impl<'a> Comparison<'a> {
             (Direction::Ingress, AccessChange::Gained, gained.common(&sent_before)),
         ];
         let parts = parts.into_iter().filter(|(_, _, ports)| !ports.is_empty());
-        let parts: Rc<[Part]> = parts
+        let parts: Rc<[ChangePart]> = parts
             .map(|(direction, change, ports)| {
                 let ports = shared.ports.number(ports);
-                Part { direction, change, ports }
+                ChangePart { direction, change, ports }
             })
             .collect();
         self.parts.insert(key, parts.clone());

@@ -4,34 +4,34 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::ImpactEnd;
-use super::facts::{Facts, PodAddress};
+use super::facts::{ImpactInputs, PodAddress};
 use crate::{AddressRange, FirewallPlan};
 use denizen_model::{Family, family_of};
 
 /// An address at one end, or all addresses that nothing tells from others.
 #[derive(Debug)]
-pub(super) struct End {
-    /// Index into [`Ends::who`].
+pub(super) struct ComparedEnd {
+    /// Index into [`ComparedEnds::who`].
     pub who: usize,
     pub family: Family,
     /// One of the addresses; `None` if they have no identity.
     pub address: Option<IpAddr>,
-    /// Index of its group in [`Facts::groups`], if it is a pod's.
+    /// Index of its group in [`ImpactInputs::groups`], if it is a pod's.
     pub group: Option<usize>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Ends {
+pub(super) struct ComparedEnds {
     pub who: Vec<ImpactEnd>,
-    pub all: Vec<End>,
+    pub all: Vec<ComparedEnd>,
     /// The owner of each pod's and node's address, as an index into [`Self::who`].
     pub addresses: HashMap<IpAddr, usize>,
     places: HashMap<ImpactEnd, usize>,
 }
 
-impl Ends {
+impl ComparedEnds {
     /// All ends that these plans know.
-    pub fn new(facts: &Facts, plans: [&FirewallPlan; 2]) -> Self {
+    pub fn new(facts: &ImpactInputs, plans: [&FirewallPlan; 2]) -> Self {
         let mut ends = Self::default();
         let mut taken = BTreeSet::new();
         for PodAddress { pod, address, group } in &facts.addresses {
@@ -61,13 +61,13 @@ impl Ends {
 
     fn add_outside(
         &mut self,
-        facts: &Facts,
+        facts: &ImpactInputs,
         plans: [&FirewallPlan; 2],
         family: Family,
         taken: &BTreeSet<IpAddr>,
     ) {
         let pieces = plans.into_iter().flat_map(FirewallPlan::pieces);
-        let outside = Outside::new(pieces, family);
+        let outside = OtherAddresses::new(pieces, family);
         for range in outside.ranges {
             let is_of_pods =
                 |of: &ipnetwork::IpNetwork| of.contains(range.first) && of.contains(range.last);
@@ -99,19 +99,19 @@ impl Ends {
         {
             self.addresses.insert(address, place);
         }
-        self.all.push(End { who: place, family, address, group });
+        self.all.push(ComparedEnd { who: place, family, address, group });
     }
 }
 
 /// The addresses of a family, cut where any range begins or ends.
-struct Outside {
+struct OtherAddresses {
     /// Those that are in some range, sorted.
     ranges: Vec<AddressRange>,
     /// Whether there are addresses in none.
     has_others: bool,
 }
 
-impl Outside {
+impl OtherAddresses {
     fn new(pieces: impl Iterator<Item = AddressRange>, family: Family) -> Self {
         let max = match family {
             Family::V4 => u32::MAX.into(),
@@ -175,7 +175,7 @@ mod tests {
             range("255.0.0.0", "255.255.255.255"),
             range("::", "::ffff"),
         ];
-        let outside = Outside::new(pieces.into_iter(), Family::V4);
+        let outside = OtherAddresses::new(pieces.into_iter(), Family::V4);
         let expected = [
             range("10.0.0.0", "10.0.255.255"),
             range("10.1.0.0", "10.1.255.255"),
@@ -184,9 +184,9 @@ mod tests {
         ];
         assert_eq!((outside.ranges, outside.has_others), (expected.into(), true));
         let whole = [range("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")];
-        let outside = Outside::new(whole.into_iter(), Family::V6);
+        let outside = OtherAddresses::new(whole.into_iter(), Family::V6);
         assert_eq!((outside.ranges, outside.has_others), (whole.into(), false));
-        let outside = Outside::new([].into_iter(), Family::V4);
+        let outside = OtherAddresses::new([].into_iter(), Family::V4);
         assert!(outside.ranges.is_empty() && outside.has_others);
     }
 }

@@ -27,12 +27,12 @@ struct GroupKey {
 pub(super) struct PodAddress {
     pub pod: PodName,
     pub address: IpAddr,
-    /// Index of the pod's group in [`Facts::groups`].
+    /// Index of the pod's group in [`ImpactInputs::groups`].
     pub group: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Facts {
+pub(super) struct ImpactInputs {
     events: Vec<Event>,
     /// One recorded pod for each group.
     records: PodSet,
@@ -47,7 +47,7 @@ pub(super) struct Facts {
     pub pod_ranges: BTreeSet<IpNetwork>,
 }
 
-impl Facts {
+impl ImpactInputs {
     pub fn new(events: Vec<Event>, change: &[Event]) -> Self {
         let mut selector_keys = SelectorKeys::default();
         events.iter().chain(change).for_each(|event| selector_keys.add(event));

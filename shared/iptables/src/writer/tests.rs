@@ -90,7 +90,7 @@ impl Context {
         writer.start_next_job(&mut rules);
         let mut context = Self { writer, rules, jobs, now };
         assert!(matches!(context.jobs.try_recv(), Ok(Job::Probe)));
-        context.done(Outcome::Probed(MissingExtensions::default()));
+        context.done(JobOutcome::Probed(MissingExtensions::default()));
         context
     }
 
@@ -112,7 +112,7 @@ impl Context {
         seen
     }
 
-    fn done(&mut self, outcome: Outcome) -> Repaired {
+    fn done(&mut self, outcome: JobOutcome) -> Repaired {
         let done = FinishedJob {
             family: Family::V4,
             result: Ok(outcome),
@@ -124,7 +124,7 @@ impl Context {
 
     fn sees(&mut self, missing: Option<Table>) -> Repaired {
         let seen = self.seen(missing);
-        self.done(Outcome::Seen(Box::new(seen)))
+        self.done(JobOutcome::Seen(Box::new(seen)))
     }
 
     fn writes(&self) -> bool {
@@ -132,8 +132,8 @@ impl Context {
     }
 }
 
-fn written(optional: Option<Result<(), IptablesError>>) -> Outcome {
-    Outcome::Written { rejected: Vec::new(), optional }
+fn written(optional: Option<Result<(), IptablesError>>) -> JobOutcome {
+    JobOutcome::Written { rejected: Vec::new(), optional }
 }
 
 fn without_the_table() -> IptablesError {
@@ -164,11 +164,11 @@ fn what_cannot_be_written_of_the_optional_table_is_nobodys_doing() {
 fn a_family_that_the_kernel_is_without_waits_for_nothing() {
     let mut context = Context::new();
     assert!(!context.writer.is_programmed(&context.rules));
-    context.done(Outcome::FamilyMissing);
+    context.done(JobOutcome::FamilyMissing);
     assert!(context.writer.is_programmed(&context.rules));
     context.rules.wants_optional(Some("-j DROP"));
     context.writer.start_next_job(&mut context.rules);
-    assert_eq!(context.done(Outcome::FamilyMissing), Repaired::default());
+    assert_eq!(context.done(JobOutcome::FamilyMissing), Repaired::default());
     assert!(context.writer.is_programmed(&context.rules) && !context.writer.is_contended());
 }
 
@@ -202,7 +202,7 @@ fn a_jump_comes_and_goes_with_its_chain() {
     let seen = context.seen(None);
     context.rules.wants_optional(None);
     assert_eq!(tables_read(&mut context), Table::ALL, "both are compared");
-    assert_eq!(context.done(Outcome::Seen(Box::new(seen))), Repaired::default());
+    assert_eq!(context.done(JobOutcome::Seen(Box::new(seen))), Repaired::default());
     assert!(context.writes());
     context.done(written(Some(Ok(()))));
     context.writer.unknown = true;

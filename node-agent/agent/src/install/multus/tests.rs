@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::folder::{FolderError, Report, active, insert, take_out};
+use super::super::folder::{ConfigReport, FolderError, active, insert, take_out};
 
 const LIST: &str = "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\" }\n  ]\n}\n";
 const OLD_LIST: &str =
@@ -116,7 +116,7 @@ fn multus_delegates_to_denizen_in_either_order() {
                 // Multus does not look at its delegate's file again before it restarts.
                 start_multus(folder);
                 assert_delegates_to(folder, &with_ours(plugins), &round);
-                assert_eq!(insert(folder, &ours()).unwrap(), Report::default(), "{round}");
+                assert_eq!(insert(folder, &ours()).unwrap(), ConfigReport::default(), "{round}");
                 let entry = active(folder).unwrap();
                 assert_eq!(entry.plugins, with_ours(plugins), "{round}");
                 assert_eq!(entry.entry, Some(ours()), "{round}");
@@ -216,7 +216,7 @@ fn the_file_that_multus_names_gets_denizen() {
     assert_eq!(path, &folder.join("00-multus.conf"));
     assert!(why.contains("30-z-and-denizen.conflist") && why.contains("restart"), "{why}");
     thick("30-z-and-denizen.conflist");
-    assert_eq!(insert(folder, &ours()).unwrap(), Report::default());
+    assert_eq!(insert(folder, &ours()).unwrap(), ConfigReport::default());
     assert_eq!(active(folder).unwrap().plugins, ["ptp", "denizen"]);
     fs::write(folder.join("05-w.conflist"), LIST).unwrap();
     assert_eq!(insert(folder, &ours()).unwrap().unusable, []);

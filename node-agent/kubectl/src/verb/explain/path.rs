@@ -31,12 +31,12 @@ pub struct Explanation {
     pub masquerade: bool,
     pub masqueraded: Vec<String>,
     pub policies: Vec<PolicyRow>,
-    pub steps: Vec<Step>,
+    pub steps: Vec<ExplainStep>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Step {
+pub struct ExplainStep {
     pub what: String,
     pub why: String,
 }

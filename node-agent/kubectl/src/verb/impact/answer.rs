@@ -13,7 +13,7 @@ use denizen_plan::impact::{AccessChange, Impact, ImpactRow};
 use denizen_text::Printable;
 use serde::Serialize;
 
-use self::ends::{ImpactEnds, Member};
+use self::ends::{ImpactEnds, ImpactMember};
 use self::words::{DeciderWords, PortWords};
 use super::live::RowConnections;
 use crate::output::{Body, Level};
@@ -51,8 +51,8 @@ struct ChangeRow {
     change: ChangeWord,
     /// The side that decides: `ingress` or `egress` of the subjects.
     direction: String,
-    subjects: Vec<Member>,
-    peers: Vec<Member>,
+    subjects: Vec<ImpactMember>,
+    peers: Vec<ImpactMember>,
     ports: PortWords,
     /// `IPv4` and `IPv6`: for which addresses it holds.
     families: Vec<String>,

@@ -60,7 +60,7 @@ pub type ProbedPair = (PlannedProbe, Result<ProbeReport, NoAnswer>);
 
 /// How pods are reached.
 #[derive(Clone, Copy)]
-pub struct Prober<'a> {
+pub struct ProbeRunner<'a> {
     pub api: &'a Api,
     pub namespace: &'a TestNamespace,
     pub parallel: usize,
@@ -74,7 +74,7 @@ pub fn patience(timeout: Duration) -> Duration {
     LONGEST.min(timeout / 8)
 }
 
-impl Prober<'_> {
+impl ProbeRunner<'_> {
     /// All of these, so many pods at once. In their order.
     pub async fn all(self, probes: Vec<PlannedProbe>) -> Vec<ProbedPair> {
         let mut by_pod = BTreeMap::<(String, bool, bool), Vec<(usize, PlannedProbe)>>::new();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::probe::Prober;
+use super::probe::ProbeRunner;
 use super::report::ConnectivityFailure;
 use crate::output::{Body, ClusterReport, Level};
 use crate::survey::Limits;
@@ -27,7 +27,7 @@ const TRACED: usize = 1;
 const FOLLOWING: Duration = Duration::from_secs(4);
 
 /// Adds explanations to some of the failures: pairs of nodes that were not explained yet.
-pub async fn add(probing: Prober<'_>, limits: Limits, failures: &mut [ConnectivityFailure]) {
+pub async fn add(probing: ProbeRunner<'_>, limits: Limits, failures: &mut [ConnectivityFailure]) {
     let mut pairs = BTreeSet::new();
     let (mut explained, mut traced) = (0, 0);
     for failure in failures {
@@ -49,7 +49,7 @@ pub async fn add(probing: Prober<'_>, limits: Limits, failures: &mut [Connectivi
     }
 }
 
-fn ends(probing: Prober<'_>, failure: &ConnectivityFailure) -> ExplainArgs {
+fn ends(probing: ProbeRunner<'_>, failure: &ConnectivityFailure) -> ExplainArgs {
     let from = format!("{}/{}", probing.namespace.name, failure.from);
     ExplainArgs { from, to: failure.to.clone(), via: None }
 }
@@ -61,7 +61,7 @@ fn is_unexplained(explained: Option<&ClusterReport<ClusterExplanation>>) -> bool
 
 /// Follows the packets of another attempt.
 async fn followed(
-    probing: Prober<'_>,
+    probing: ProbeRunner<'_>,
     limits: Limits,
     failure: &ConnectivityFailure,
     ends: ExplainArgs,

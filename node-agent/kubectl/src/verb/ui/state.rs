@@ -11,7 +11,7 @@ use super::history::{History, MINUTES};
 use super::layout::Arrangement;
 use super::observation::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
 use super::rows;
-use crate::finding::{Shared, Texts, node_names};
+use crate::finding::{CommonText, Texts, node_names};
 use crate::session::NoAnswer;
 use crate::survey::Unanswered;
 use crate::verb::connections::{ClusterConnections, TruncatedNode};
@@ -50,7 +50,8 @@ pub struct State {
 
 /// Equal texts once, with the nodes.
 fn shared_notes(texts: Texts) -> Vec<String> {
-    let note = |shared: Shared| format!("{}: {}", node_names(shared.nodes.iter()), shared.shown());
+    let note =
+        |shared: CommonText| format!("{}: {}", node_names(shared.nodes.iter()), shared.shown());
     texts.sorted().into_iter().map(note).collect()
 }
 

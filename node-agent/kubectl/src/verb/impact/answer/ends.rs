@@ -16,7 +16,7 @@ const NAMES: usize = 8;
 
 /// A workload, a node, a range of addresses, or everything else.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Member {
+pub struct ImpactMember {
     /// The workload's kind; `Node`, `Range` or `Elsewhere` without a namespace.
     pub kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,7 +31,7 @@ pub struct Member {
     pub of: Option<usize>,
 }
 
-impl Member {
+impl ImpactMember {
     fn outside(kind: &str, name: String) -> Self {
         Self { kind: kind.to_owned(), namespace: None, name, pods: None, of: None }
     }
@@ -73,7 +73,7 @@ pub struct ImpactEnds {
 #[derive(Debug)]
 enum EndOwner {
     Pod(Workload),
-    Outside(Member),
+    Outside(ImpactMember),
 }
 
 impl ImpactEnds {
@@ -92,13 +92,13 @@ impl ImpactEnds {
                 }
                 ImpactEnd::Node(name) => {
                     all.nodes += 1;
-                    EndOwner::Outside(Member::outside(NODE, name.to_string()))
+                    EndOwner::Outside(ImpactMember::outside(NODE, name.to_string()))
                 }
                 ImpactEnd::Range(range) => {
-                    EndOwner::Outside(Member::outside(RANGE, range_text(*range)))
+                    EndOwner::Outside(ImpactMember::outside(RANGE, range_text(*range)))
                 }
                 ImpactEnd::Elsewhere => {
-                    EndOwner::Outside(Member::outside(ELSEWHERE, String::new()))
+                    EndOwner::Outside(ImpactMember::outside(ELSEWHERE, String::new()))
                 }
             };
             all.ends.push(place);
@@ -123,7 +123,7 @@ impl ImpactEnds {
     }
 
     /// Who is at these places. Sorted.
-    pub fn members(&self, places: &BTreeSet<usize>) -> Vec<Member> {
+    pub fn members(&self, places: &BTreeSet<usize>) -> Vec<ImpactMember> {
         let mut pods: BTreeMap<&Workload, usize> = BTreeMap::new();
         let mut members = Vec::new();
         for place in places.iter().map(|place| &self.ends[*place]) {
@@ -132,7 +132,7 @@ impl ImpactEnds {
                 EndOwner::Outside(member) => members.push(member.clone()),
             }
         }
-        members.extend(pods.into_iter().map(|(workload, pods)| Member {
+        members.extend(pods.into_iter().map(|(workload, pods)| ImpactMember {
             kind: workload.kind.clone(),
             namespace: Some(workload.namespace.clone()),
             name: workload.name.clone(),
@@ -144,8 +144,8 @@ impl ImpactEnds {
     }
 
     /// For a person: shorter where it is all of a kind.
-    pub fn text(&self, members: &[Member]) -> String {
-        let whole: Vec<&Member> = members
+    pub fn text(&self, members: &[ImpactMember]) -> String {
+        let whole: Vec<&ImpactMember> = members
             .iter()
             .filter(|member| member.namespace.is_some() && member.is_whole())
             .collect();
@@ -169,7 +169,7 @@ impl ImpactEnds {
             Some(namespace) => !(member.is_whole() && (every_pod || is_whole(namespace))),
             None => !(every_node && is_outside(member, NODE)),
         });
-        names.extend(rest.map(Member::text));
+        names.extend(rest.map(ImpactMember::text));
         let more = names.len().saturating_sub(NAMES);
         names.truncate(NAMES);
         let list = names.join(", ");
@@ -178,7 +178,7 @@ impl ImpactEnds {
     }
 }
 
-fn is_outside(member: &Member, kind: &str) -> bool {
+fn is_outside(member: &ImpactMember, kind: &str) -> bool {
     member.namespace.is_none() && member.kind == kind
 }
 
