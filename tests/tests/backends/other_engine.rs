@@ -1,7 +1,7 @@
 //! Engines that enforce NetworkPolicies, recognised by what they leave in the kernel.
 
 use anyhow::{Context, Result};
-use denizen_backend::firewall::other_engine::{Engine, other_engine};
+use denizen_backend::firewall::other_engine::{PolicyEngine, other_engine};
 use denizen_tests::node::netns::Netns;
 
 /// A command in a namespace.
@@ -11,7 +11,7 @@ enum Mark {
     Program(&'static str, &'static [&'static str]),
 }
 
-fn seen(marks: &[Mark]) -> Result<Option<Engine>> {
+fn seen(marks: &[Mark]) -> Result<Option<PolicyEngine>> {
     let at = Netns::new("engine")?;
     for mark in marks {
         match mark {
@@ -56,7 +56,7 @@ fn every_engine_is_recognised_and_what_it_was_recognised_by_is_named() -> Result
         (chain(&["-N", "WEAVE-NPC"]), "Weave Net", "chain WEAVE-NPC of table ip filter"),
     ];
     for (mark, name, found) in cases {
-        let engine = Engine { name, found: found.to_owned() };
+        let engine = PolicyEngine { name, found: found.to_owned() };
         assert_eq!(seen(&[mark])?, Some(engine), "{found}");
     }
     Ok(())

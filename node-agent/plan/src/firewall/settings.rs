@@ -33,7 +33,7 @@ pub enum IfRefused {
     #[default]
     Pending,
     /// `--network-policy auto`: they are open, since the operator of an agent whose role is older
-    /// than the pod firewall does not need it.
+    /// than the pod firewall never requested it.
     Open,
 }
 

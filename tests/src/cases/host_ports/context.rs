@@ -160,7 +160,7 @@ impl Context {
         })
     }
 
-    /// Nothing is programmed of a pod whose DEL `output` this. Half a second is the most that it
+    /// Nothing is programmed of a pod whose DEL printed `output`. Half a second is the most that it
     /// waits for an agent, which may get no processor for longer: then the DEL says so.
     pub fn is_removed(&self, output: &str) -> Result<()> {
         if output.is_empty() {
