@@ -39,6 +39,9 @@ pub const BROADCAST: Mac = [0xff; 6];
 /// What is under way has come by then.
 const DRAINING: Duration = Duration::from_millis(100);
 
+/// The least that a socket's timeout can be: zero means forever.
+const NO_WAIT: Duration = Duration::from_millis(1);
+
 /// In bytes: some thousand frames that come at once.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
@@ -106,31 +109,33 @@ impl FrameSocket {
         self.heard(&["<nobody sends this>".to_owned()], DRAINING).map(drop)
     }
 
-    /// Which of these texts come within this time, in frames that somebody else sent.
+    /// Which of these texts come, in frames that somebody else sent: no frame has two of them. Ends
+    /// when no new one has come for this time, and what has come by then is read.
     ///
     /// # Errors
     /// The kernel's.
     pub fn heard(&self, texts: &[String], patience: Duration) -> Result<BTreeSet<usize>> {
-        let end = Instant::now() + patience;
+        let mut end = Instant::now() + patience;
         let mut buffer = vec![0; 65_536];
-        let mut heard = BTreeSet::new();
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || heard.len() == texts.len() {
-                return Ok(heard);
-            }
+        let mut missing: BTreeSet<usize> = (0..texts.len()).collect();
+        while !missing.is_empty() {
+            // On a busy machine this process itself may be late.
+            let left = end.saturating_duration_since(Instant::now()).max(NO_WAIT);
             self.0.set_read_timeout(Some(left))?;
-            match (&self.0).read(&mut buffer) {
-                Ok(length) => {
-                    let has = |text: &String| {
-                        buffer[..length].windows(text.len()).any(|part| part == text.as_bytes())
-                    };
-                    heard.extend((0..texts.len()).filter(|number| has(&texts[*number])));
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(heard),
+            let length = match (&self.0).read(&mut buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
+            };
+            let has = |text: &[u8]| buffer[..length].windows(text.len()).any(|part| part == text);
+            // They come in the order in which they were sent: mostly, it is the first.
+            let found = missing.iter().copied().find(|number| has(texts[*number].as_bytes()));
+            if let Some(number) = found {
+                missing.remove(&number);
+                end = Instant::now() + patience;
             }
         }
+        Ok((0..texts.len()).filter(|number| !missing.contains(number)).collect())
     }
 }
 
