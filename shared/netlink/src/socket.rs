@@ -95,8 +95,9 @@ impl From<NetlinkError> for io::Error {
 
 /// Size of the receive buffer in bytes: the answers to one batch, or notifications, must fit.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// The most bytes of one receive (the kernel's dumps come in pieces of at most 32 KiB).
-const RECEIVE_PIECE: usize = 256 << 10;
+/// The most bytes of one receive (the kernel's dumps come in pieces of at most 32 KiB, or of one
+/// link, which has at most 64 KiB).
+const RECEIVE_PIECE: usize = 64 << 10;
 
 /// A netlink socket, in the network namespace of the thread that opened it. It stays in it.
 #[derive(Debug)]
@@ -273,6 +274,27 @@ impl Socket {
             }
         }
         answered.unwrap_or(Err(NetlinkError::Unacknowledged))
+    }
+
+    /// Sends requests that one message answers each, and passes each answer to `each`, with the
+    /// number of its request. The kernel answers before the send returns.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Overflow`] if answers were lost, else [`NetlinkError::Io`].
+    pub fn ask_all(
+        &mut self,
+        requests: &[u8],
+        mut each: impl FnMut(u32, Result<Message<'_>, KernelRejection>),
+    ) -> Result<(), NetlinkError> {
+        self.send(requests)?;
+        while self.receive(false, |message| {
+            let answer = match i32::from(message.kind) {
+                libc::NLMSG_ERROR => answer(&message).map(|()| message),
+                _ => Ok(message),
+            };
+            each(message.sequence, answer);
+        })? {}
+        Ok(())
     }
 
     /// Reads the result of a batch that was just sent. Its last message, numbered `last`, asked for

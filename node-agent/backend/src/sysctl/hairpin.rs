@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::ValueEnum;
 use denizen_netlink::{Attributes, Message, NetlinkError, Socket, Writer};
@@ -26,16 +25,18 @@ use denizen_text::describe;
 const IFINFOMSG: usize = 16;
 const INDEX: Range<usize> = 4..8;
 
-/// From `linux/if_link.h`; libc lacks it.
+/// From `linux/if_link.h` and `linux/rtnetlink.h`; libc lacks them.
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 const IFLA_INFO_SLAVE_DATA: u16 = 5;
 const IFLA_BRPORT_MODE: u16 = 4;
+const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 
 /// The most pods that a warning names.
 const NAMED: usize = 5;
 
-/// Time limit for an answer of the kernel, which normally comes at once.
-const ANSWER: Duration = Duration::from_secs(2);
+/// Requests in one datagram. The kernel answers them all before they can be read: each takes about
+/// 2 KiB of the receive buffer.
+const REQUESTS: usize = 64;
 
 /// `--hairpin-mode`: what is done about bridge ports of recorded pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -63,19 +64,14 @@ impl HairpinPorts {
     /// Turns it on, if that is wanted, for these bridge ports of this thread's network namespace.
     /// With [`CheckScope::Changed`], only new ports are checked.
     pub fn keep(&mut self, ports: BTreeSet<Arc<str>>, check: CheckScope) {
-        let mut socket = None;
-        let mut off = BTreeMap::new();
-        for port in &ports {
-            let former = self.off.get(port);
-            let why = match check == CheckScope::All || !self.ports.contains(port) {
-                true => self.why_off(socket.get_or_insert_with(open), port),
-                false => former.cloned(),
-            };
-            let Some(why) = why else { continue };
-            if former != Some(&why) {
-                warn!(%port, why, "hairpin mode of a pod's bridge port is off");
-            }
-            off.insert(port.clone(), why);
+        let is_due = |port: &Arc<str>| check == CheckScope::All || !self.ports.contains(port);
+        let (due, known): (Vec<_>, Vec<_>) = ports.iter().cloned().partition(is_due);
+        let known = known.into_iter().filter_map(|port| self.off.get_key_value(&port));
+        let mut off: BTreeMap<_, _> =
+            known.map(|(port, why)| (port.clone(), why.clone())).collect();
+        off.extend(turn_on(&due, self.mode));
+        for (port, why) in off.iter().filter(|(port, why)| self.off.get(*port) != Some(*why)) {
+            warn!(%port, why, "hairpin mode of a pod's bridge port is off");
         }
         (self.ports, self.off) = (ports, off);
     }
@@ -94,24 +90,6 @@ impl HairpinPorts {
         }
         by_reason.into_iter().map(|(why, pods)| warning(why, &pods)).collect()
     }
-
-    /// Turns it on, unless the mode is `none`. Returns why it is off; `None` if it is on.
-    fn why_off(&self, socket: &mut Result<Socket, NetlinkError>, port: &str) -> Option<String> {
-        let socket = match socket {
-            Ok(socket) => socket,
-            Err(error) => return Some(describe(error)),
-        };
-        let kept = lacking(socket, port).and_then(|header| match (header, self.mode) {
-            (None, _) => Ok(None),
-            (Some(_), HairpinMode::None) => Ok(Some("--hairpin-mode is none".to_owned())),
-            (Some(header), HairpinMode::HairpinVeth) => {
-                turn_on(socket, &header)?;
-                debug!(%port, "hairpin mode of a bridge port is on");
-                Ok(None)
-            }
-        });
-        kept.unwrap_or_else(|error| Some(describe(&error)))
-    }
 }
 
 fn warning(why: &str, pods: &[&LocalPod]) -> String {
@@ -129,27 +107,92 @@ fn warning(why: &str, pods: &[&LocalPod]) -> String {
     format!("{who} through a service: hairpin mode of {ports} is off ({why})")
 }
 
-fn open() -> Result<Socket, NetlinkError> {
-    let socket = Socket::route()?;
-    socket.set_timeout(ANSWER)?;
-    Ok(socket)
-}
-
-/// The header of a request about this port, if it is a bridge's and has hairpin mode off.
-fn lacking(socket: &mut Socket, port: &str) -> Result<Option<[u8; IFINFOMSG]>, NetlinkError> {
-    let sequence = socket.sequences(1);
-    let mut request = Writer::default();
-    let open = request.begin_message_with(libc::RTM_GETLINK, 0, sequence, &[0; IFINFOMSG]);
-    request.put_str(libc::IFLA_IFNAME, port);
-    request.end_message(open);
-    match socket.ask(request.bytes(), sequence, |link| read(&link)) {
-        // The pod is gone, and its record will soon be.
-        Err(error) if error.errno() == Some(Errno::ENODEV) => Ok(None),
-        found => found,
+/// Turns it on, unless the mode is `none`. Returns the ports where it is off, and why.
+fn turn_on(ports: &[Arc<str>], mode: HairpinMode) -> Vec<(Arc<str>, String)> {
+    if ports.is_empty() {
+        return Vec::new();
+    }
+    let all = |ports: &[Arc<str>], error: &NetlinkError| {
+        ports.iter().map(|port| (port.clone(), describe(error))).collect()
+    };
+    match Socket::route() {
+        Ok(mut socket) => {
+            let some = |some: &[Arc<str>]| {
+                turn_on_some(&mut socket, some, mode).unwrap_or_else(|error| all(some, &error))
+            };
+            ports.chunks(REQUESTS).flat_map(some).collect()
+        }
+        Err(error) => all(ports, &error),
     }
 }
 
-fn read(link: &Message<'_>) -> Option<[u8; IFINFOMSG]> {
+/// As [`turn_on`], for as many ports as fit in one datagram of requests.
+fn turn_on_some(
+    socket: &mut Socket,
+    ports: &[Arc<str>],
+    mode: HairpinMode,
+) -> Result<Vec<(Arc<str>, String)>, NetlinkError> {
+    let mut lacking = Vec::new();
+    let mut off = Vec::new();
+    for (port, found) in ports.iter().zip(headers_of_lacking(socket, ports)?) {
+        match (found, mode) {
+            (Ok(None), _) => {}
+            // The pod is gone, and its record will soon be.
+            (Err(error), _) if error.errno() == Some(Errno::ENODEV) => {}
+            (Err(error), _) => off.push((port.clone(), describe(&error))),
+            (Ok(Some(_)), HairpinMode::None) => {
+                off.push((port.clone(), "--hairpin-mode is none".to_owned()));
+            }
+            (Ok(Some(header)), HairpinMode::HairpinVeth) => lacking.push((port, header)),
+        }
+    }
+    if lacking.is_empty() {
+        return Ok(off);
+    }
+    let first = socket.sequences(lacking.len() as u32);
+    let last = first.wrapping_add(lacking.len() as u32 - 1);
+    let mut requests = Writer::default();
+    for (index, (port, header)) in (0..).zip(&lacking) {
+        let sequence = first.wrapping_add(index);
+        let flags = if sequence == last { libc::NLM_F_ACK as u16 } else { 0 };
+        write_turn_on(&mut requests, flags, sequence, header);
+        debug!(%port, "hairpin mode of a bridge port is turned on");
+    }
+    socket.send(requests.bytes())?;
+    for refusal in socket.refusals(last)? {
+        if let Some((port, _)) = lacking.get(refusal.sequence.wrapping_sub(first) as usize) {
+            off.push(((*port).clone(), describe(&NetlinkError::Refused(refusal))));
+        }
+    }
+    Ok(off)
+}
+
+/// For each of these links, the header of a request about it, if it is a bridge's port and has
+/// hairpin mode off.
+fn headers_of_lacking(
+    socket: &mut Socket,
+    links: &[Arc<str>],
+) -> Result<Vec<Result<Option<[u8; IFINFOMSG]>, NetlinkError>>, NetlinkError> {
+    let first = socket.sequences(links.len() as u32);
+    let mut requests = Writer::default();
+    for (index, link) in (0..).zip(links) {
+        let (sequence, header) = (first.wrapping_add(index), &[0; IFINFOMSG]);
+        let open = requests.begin_message_with(libc::RTM_GETLINK, 0, sequence, header);
+        requests.put_str(libc::IFLA_IFNAME, link);
+        requests.put(libc::IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+        requests.end_message(open);
+    }
+    let mut found = Vec::new();
+    found.resize_with(links.len(), || Err(NetlinkError::Unacknowledged));
+    socket.ask_all(requests.bytes(), |sequence, answer| {
+        if let Some(found) = found.get_mut(sequence.wrapping_sub(first) as usize) {
+            *found = answer.map(|link| header_if_lacking(&link)).map_err(NetlinkError::Refused);
+        }
+    })?;
+    Ok(found)
+}
+
+fn header_if_lacking(link: &Message<'_>) -> Option<[u8; IFINFOMSG]> {
     let info: Attributes<'_> = link.attributes_after(IFINFOMSG).nested(libc::IFLA_LINKINFO);
     if info.find_str(IFLA_INFO_SLAVE_KIND) != Some("bridge") {
         return None;
@@ -160,18 +203,14 @@ fn read(link: &Message<'_>) -> Option<[u8; IFINFOMSG]> {
     (mode == 0).then_some(header)
 }
 
-fn turn_on(socket: &mut Socket, header: &[u8; IFINFOMSG]) -> Result<(), NetlinkError> {
-    let sequence = socket.sequences(1);
-    let mut request = Writer::default();
-    let flags = libc::NLM_F_ACK as u16;
-    let open = request.begin_message_with(libc::RTM_NEWLINK, flags, sequence, header);
-    let info = request.begin(libc::IFLA_LINKINFO);
-    request.put_str(IFLA_INFO_SLAVE_KIND, "bridge");
-    let data = request.begin(IFLA_INFO_SLAVE_DATA);
-    request.put(IFLA_BRPORT_MODE, &[1]);
-    request.end(data);
-    request.end(info);
-    request.end_message(open);
-    socket.send(request.bytes())?;
-    socket.outcome(sequence)
+/// Writes the request that turns it on.
+fn write_turn_on(requests: &mut Writer, flags: u16, sequence: u32, header: &[u8; IFINFOMSG]) {
+    let open = requests.begin_message_with(libc::RTM_NEWLINK, flags, sequence, header);
+    let info = requests.begin(libc::IFLA_LINKINFO);
+    requests.put_str(IFLA_INFO_SLAVE_KIND, "bridge");
+    let data = requests.begin(IFLA_INFO_SLAVE_DATA);
+    requests.put(IFLA_BRPORT_MODE, &[1]);
+    requests.end(data);
+    requests.end(info);
+    requests.end_message(open);
 }
