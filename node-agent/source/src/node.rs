@@ -32,7 +32,7 @@ use rtnetlink::sys::{AsyncSocket, SocketAddr};
 use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection};
 use thiserror::Error;
 use tokio::sync::watch as latest;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use self::table::LinkTable;
@@ -152,31 +152,33 @@ impl NodeSource {
         messages: impl Stream<Item = (NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>,
     ) -> ListenEnd {
         let mut messages = pin!(messages);
-        let mut table = None;
+        let mut poll = interval(FOO_OVER_UDP);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut current = match table.take() {
-                Some(table) => table,
-                None => match list_all(&handle).await {
-                    Ok(table) => table,
-                    Err(error) => return error.into(),
-                },
-            };
-            if let Err(closed) = self.send(&current).await {
-                return closed.into();
-            }
-            let first = tokio::select! {
-                () = self.outlet.closed() => return ListenEnd::Closed,
-                message = messages.next() => message,
-                () = sleep(FOO_OVER_UDP) => {
-                    table = Some(current);
-                    continue;
-                }
-            };
-            match collect(first, &mut messages, &mut current).await {
-                Ok(Notifications::Complete) => table = Some(current),
-                Ok(Notifications::Lost) => info!("link notifications were lost; listing again"),
+            let mut table = match list_all(&handle).await {
+                Ok(table) => table,
                 Err(error) => return error.into(),
+            };
+            let mut is_due = true;
+            loop {
+                if is_due && let Err(closed) = self.send(&table).await {
+                    return closed.into();
+                }
+                let first = tokio::select! {
+                    () = self.outlet.closed() => return ListenEnd::Closed,
+                    message = messages.next() => message,
+                    _ = poll.tick() => {
+                        is_due = true;
+                        continue;
+                    }
+                };
+                is_due = match collect(first, &mut messages, &mut table).await {
+                    Ok(Notifications::Complete { changed }) => changed,
+                    Ok(Notifications::Lost) => break,
+                    Err(error) => return error.into(),
+                };
             }
+            info!("link notifications were lost; listing again");
         }
     }
 
@@ -231,7 +233,10 @@ impl NodeSource {
 
 /// Whether notifications were lost.
 enum Notifications {
-    Complete,
+    Complete {
+        /// Whether one of them changed the table.
+        changed: bool,
+    },
     Lost,
 }
 
@@ -242,13 +247,13 @@ async fn collect(
     table: &mut LinkTable,
 ) -> Result<Notifications, NodeError> {
     let deadline = Instant::now() + PATIENCE;
-    let mut next = first;
+    let (mut next, mut changed) = (first, false);
     loop {
         let (message, sender) = next.ok_or(NodeError::Ended)?;
         match message.payload {
             // The kernel's portid is 0.
             NetlinkPayload::InnerMessage(message) if sender.port_number() == 0 => {
-                table.apply(&message)
+                changed |= table.apply(&message);
             }
             NetlinkPayload::Overrun(_) => return Ok(Notifications::Lost),
             NetlinkPayload::InnerMessage(_)
@@ -258,11 +263,11 @@ async fn collect(
             _ => {}
         }
         if Instant::now() >= deadline {
-            return Ok(Notifications::Complete);
+            return Ok(Notifications::Complete { changed });
         }
         next = match timeout(QUIET, messages.next()).await {
             Ok(next) => next,
-            Err(_quiet) => return Ok(Notifications::Complete),
+            Err(_quiet) => return Ok(Notifications::Complete { changed }),
         };
     }
 }
@@ -310,7 +315,7 @@ async fn list(
     while let Some(answer) = answers.next().await {
         undisturbed &= answer.header.flags & NLM_F_DUMP_INTR == 0;
         match answer.payload {
-            NetlinkPayload::InnerMessage(message) => table.apply(&message),
+            NetlinkPayload::InnerMessage(message) => drop(table.apply(&message)),
             NetlinkPayload::Error(error) => return Err(NodeError::Refused(error)),
             NetlinkPayload::Done(_) => return Ok(undisturbed),
             NetlinkPayload::Noop => {}

@@ -88,24 +88,23 @@ struct LinkAddress {
 }
 
 impl LinkTable {
-    /// Applies a message of the kernel: an element of a list, or a notification.
-    pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) {
+    /// Applies a message of the kernel: an element of a list, or a notification. Returns whether
+    /// that changes the table: most notifications are about what it does not have.
+    pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) -> bool {
         match message {
             RouteNetlinkMessage::NewLink(link) => self.link_is(link),
             RouteNetlinkMessage::DelLink(link) => self.link_is_gone(link),
             RouteNetlinkMessage::NewAddress(address) => self.address_is(address),
             RouteNetlinkMessage::DelAddress(address) => {
-                if let Some(address) = LinkAddress::of(address) {
-                    self.addresses.remove(&address);
-                }
+                LinkAddress::of(address).is_some_and(|address| self.addresses.remove(&address))
             }
-            _ => {}
+            _ => false,
         }
     }
 
-    fn link_is(&mut self, message: &LinkMessage) {
+    fn link_is(&mut self, message: &LinkMessage) -> bool {
         if message.header.interface_family != AddressFamily::Unspec {
-            return;
+            return false;
         }
         let index = message.header.index;
         let name = message.attributes.iter().find_map(|attribute| match attribute {
@@ -124,18 +123,11 @@ impl LinkTable {
             LinkAttribute::Link(index) => Some(*index),
             _ => None,
         });
-        let Some(name) = name else { return };
-        if message.attributes.iter().any(is_dummy) {
-            self.dummies.insert(index);
-        }
-        match peer {
-            Some(peer) => drop(self.peers.insert(index, peer)),
-            None => drop(self.peers.remove(&index)),
-        }
-        match tunnels_of(message) {
-            none if none.is_empty() => drop(self.tunnels.remove(&index)),
-            tunnels => drop(self.tunnels.insert(index, tunnels)),
-        }
+        let Some(name) = name else { return false };
+        let mut changed = message.attributes.iter().any(is_dummy) && self.dummies.insert(index);
+        changed |= replace(&mut self.peers, index, peer);
+        let tunnels = tunnels_of(message);
+        changed |= replace(&mut self.tunnels, index, Some(tunnels).filter(|all| !all.is_empty()));
         // Most notifications change nothing: keep the known name.
         let known = self.links.get(&index).filter(|link| *link.name == *name);
         let link = Link {
@@ -145,27 +137,27 @@ impl LinkTable {
             kind: LinkKind::of(message),
             master,
         };
-        self.links.insert(index, link);
+        replace(&mut self.links, index, Some(link)) || changed
     }
 
     /// When a port leaves a bridge, the kernel reports it deleted, but in the bridge family only.
-    fn link_is_gone(&mut self, message: &LinkMessage) {
-        if message.header.interface_family == AddressFamily::Unspec {
-            let index = message.header.index;
-            self.links.remove(&index);
-            self.dummies.remove(&index);
-            self.peers.remove(&index);
-            self.tunnels.remove(&index);
-            self.addresses.retain(|address| address.link != index);
+    fn link_is_gone(&mut self, message: &LinkMessage) -> bool {
+        if message.header.interface_family != AddressFamily::Unspec {
+            return false;
         }
+        let index = message.header.index;
+        self.dummies.remove(&index);
+        self.peers.remove(&index);
+        self.tunnels.remove(&index);
+        let had_addresses = self.addresses.extract_if(.., |address| address.link == index).count();
+        self.links.remove(&index).is_some() || had_addresses > 0
     }
 
-    fn address_is(&mut self, message: &AddressMessage) {
-        let Some(address) = LinkAddress::of(message) else { return };
-        if answers(message) {
-            self.addresses.insert(address);
-        } else {
-            self.addresses.remove(&address);
+    fn address_is(&mut self, message: &AddressMessage) -> bool {
+        let Some(address) = LinkAddress::of(message) else { return false };
+        match answers(message) {
+            true => self.addresses.insert(address),
+            false => self.addresses.remove(&address),
         }
     }
 
@@ -237,6 +229,16 @@ impl LinkAddress {
             IpAddr::V4(_) | IpAddr::V6(_) => None,
         }
     }
+}
+
+/// Sets or removes the value of a link. Returns whether it was another one.
+fn replace<T: PartialEq>(all: &mut BTreeMap<u32, T>, index: u32, value: Option<T>) -> bool {
+    let differs = all.get(&index) != value.as_ref();
+    match value {
+        Some(value) => drop(all.insert(index, value)),
+        None => drop(all.remove(&index)),
+    }
+    differs
 }
 
 /// Whether this attribute says that the link is a dummy device.

@@ -101,7 +101,9 @@ fn messages_of_the_kernel() {
     ];
     for (name, messages, expected) in cases {
         let mut table = LinkTable::default();
-        messages.iter().for_each(|message| table.apply(message));
+        for message in messages {
+            table.apply(&message);
+        }
         assert_eq!(shown_addresses(&table), expected, "{name}");
     }
 }
@@ -221,4 +223,32 @@ fn addresses_on_dummy_devices_are_marked() {
         table.apply(&message);
     }
     assert_eq!(dummies(&table), [is("10.0.0.1", false), is("10.96.0.10", false)]);
+}
+
+#[test]
+fn a_message_that_repeats_what_is_known_changes_nothing() {
+    let (added, gone) = (
+        RouteNetlinkMessage::NewLink(link(7, "veth1", AddressFamily::Unspec)),
+        RouteNetlinkMessage::DelLink(link(7, "veth1", AddressFamily::Unspec)),
+    );
+    let renamed = RouteNetlinkMessage::NewLink(link(7, "veth2", AddressFamily::Unspec));
+    let has = RouteNetlinkMessage::NewAddress(address(7, "10.0.0.1", 24));
+    let lacks = RouteNetlinkMessage::DelAddress(address(7, "10.0.0.1", 24));
+    let mut table = LinkTable::default();
+    for (message, expected) in [
+        (&gone, false),
+        (&added, true),
+        (&added, false),
+        (&renamed, true),
+        (&has, true),
+        (&has, false),
+        (&lacks, true),
+        (&lacks, false),
+        (&gone, true),
+    ] {
+        let before = (table.links(), table.addresses(), table.node_links());
+        assert_eq!(table.apply(message), expected, "{message:?}");
+        let after = (table.links(), table.addresses(), table.node_links());
+        assert_eq!(before != after, expected, "{message:?}");
+    }
 }
