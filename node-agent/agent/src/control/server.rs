@@ -24,6 +24,8 @@ type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
 
 /// Size limit of a request in bytes. Requests are small.
 const LONGEST_REQUEST: u64 = 64 * 1024;
+/// Bytes to read at once: more than a plugin's request has. Hundreds of plugins may wait.
+const USUAL_REQUEST: usize = 1024;
 /// Time limit for a client to write a request.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
@@ -71,7 +73,7 @@ pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Question>) {
 /// together.
 async fn converse(stream: UnixStream, requests: mpsc::Sender<Question>) {
     let (read, mut write) = stream.into_split();
-    let mut read = BufReader::new(read.take(LONGEST_REQUEST));
+    let mut read = BufReader::with_capacity(USUAL_REQUEST, read.take(LONGEST_REQUEST));
     loop {
         let mut answers = Vec::new();
         while answers.is_empty() || read.buffer().contains(&b'\n') {
