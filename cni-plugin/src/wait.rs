@@ -45,19 +45,40 @@ pub(crate) fn is_listened_to(run_dir: &RunDir) -> bool {
 }
 
 /// Sends `ask` to the agent, and waits at most `timeout` for the answer.
+pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited {
+    wait_on(None, run_dir, ask, timeout)
+}
+
+/// As [`wait()`]; `None` at once if no agent listens.
+pub(crate) fn wait_if_listened_to(
+    run_dir: &RunDir,
+    ask: &WaitFor,
+    timeout: Duration,
+) -> Option<Waited> {
+    let stream = has_socket(run_dir).then(|| open(run_dir).ok()).flatten()?;
+    Some(wait_on(Some(stream), run_dir, ask, timeout))
+}
+
+/// As [`wait()`], over this connection first, if there is one.
 #[expect(
     clippy::disallowed_methods,
     reason = "the I/O edge: the wait for another process is bounded here"
 )]
-pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited {
+fn wait_on(
+    mut connection: Option<UnixStream>,
+    run_dir: &RunDir,
+    ask: &WaitFor,
+    timeout: Duration,
+) -> Waited {
     let begun = Instant::now();
     let ask = &WaitFor { asked_at: monotonic(), ..ask.clone() };
     let remaining = || timeout.saturating_sub(begun.elapsed());
     loop {
-        if !has_socket(run_dir) {
+        if connection.is_none() && !has_socket(run_dir) {
             return Waited::Not(format!("no agent runs here: there is no {SOCKET}"));
         }
-        match answer(run_dir, ask, &remaining) {
+        let connected = connection.take().map_or_else(|| open(run_dir), Ok);
+        match connected.and_then(|stream| answer(stream, ask, &remaining)) {
             Ok(WaitAnswer { programmed: true, .. }) => return Waited::Programmed,
             Ok(WaitAnswer { reason, .. }) => {
                 return Waited::Not(
@@ -80,11 +101,10 @@ pub(crate) fn wait(run_dir: &RunDir, ask: &WaitFor, timeout: Duration) -> Waited
 
 /// Sends one request and reads the answer. An invalid answer is an error of kind `InvalidData`.
 fn answer(
-    run_dir: &RunDir,
+    mut stream: UnixStream,
     ask: &WaitFor,
     remaining: &impl Fn() -> Duration,
 ) -> io::Result<WaitAnswer> {
-    let mut stream = open(run_dir)?;
     let mut line = serde_json::to_vec(ask)?;
     line.push(b'\n');
     stream.set_write_timeout(Some(positive(remaining())))?;

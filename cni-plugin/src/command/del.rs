@@ -8,7 +8,7 @@ use super::{LOCK_WAIT, existing};
 use crate::config::PluginConfig;
 use crate::environment::AttachmentName;
 use crate::error::CniError;
-use crate::wait::{Waited, is_listened_to, wait};
+use crate::wait::{Waited, wait_if_listened_to};
 
 /// How long a DEL waits at most until the kernel no longer treats the pod's addresses as its own.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
@@ -21,11 +21,10 @@ pub(crate) fn del(call: &AttachmentName, config: &PluginConfig<'_>) -> Result<()
         return Ok(());
     };
     let removed = run_dir.remove(LOCK_WAIT, &call.id())?;
-    if let (Some((epoch, generation)), Some(how)) = (removed, &config.wait_for_agent)
-        && is_listened_to(&run_dir)
-    {
+    if let (Some((epoch, generation)), Some(how)) = (removed, &config.wait_for_agent) {
         let ask = WaitFor { wait_for: call.id(), epoch, generation, removed: true, asked_at: None };
-        if let Waited::Not(why) = wait(&run_dir, &ask, how.timeout.min(LONGEST_WAIT)) {
+        let waited = wait_if_listened_to(&run_dir, &ask, how.timeout.min(LONGEST_WAIT));
+        if let Some(Waited::Not(why)) = waited {
             eprintln!("denizen: {} is removed, but may still be programmed: {why}", ask.wait_for.0);
         }
     }
