@@ -70,7 +70,7 @@ pub struct AddedPods {
     pub took: Vec<Duration>,
     /// What plugins wrote to standard error.
     pub complaints: Vec<String>,
-    /// The agent's processor time meanwhile.
+    /// The processor time of all of the agent's threads meanwhile.
     pub used: Duration,
     /// How long the agent's main thread could have run meanwhile, and no processor was free.
     pub delayed: Duration,
@@ -304,20 +304,30 @@ impl Drop for BusyLoop {
     }
 }
 
-/// Processor time of a process' main thread.
+/// Processor time of a process.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
     used: Duration,
+    /// Of its main thread.
     delayed: Duration,
 }
 
 impl Usage {
     fn of(process: u32) -> Result<Self> {
-        let text = fs::read_to_string(format!("/proc/{process}/schedstat"))?;
+        let (_, delayed) = Self::of_thread(&format!("/proc/{process}"))?;
+        let mut used = Duration::ZERO;
+        for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+            used += Self::of_thread(&thread?.path().to_string_lossy())?.0;
+        }
+        Ok(Self { used, delayed })
+    }
+
+    fn of_thread(folder: &str) -> Result<(Duration, Duration)> {
+        let text = fs::read_to_string(format!("{folder}/schedstat"))?;
         let mut numbers = text.split_whitespace().map(str::parse);
         let mut next = || -> Result<Duration> {
             Ok(Duration::from_nanos(numbers.next().context("a number is missing")??))
         };
-        Ok(Self { used: next()?, delayed: next()? })
+        Ok((next()?, next()?))
     }
 }
