@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use crate::kube::access::Access;
+use crate::kube::SharedClient;
 use denizen_model::Notice;
 
 /// Maximum number of events that wait to be written; further ones are lost.
@@ -28,9 +28,9 @@ impl Notices {
     }
 
     /// Starts a task that writes events to the API until the last handle is dropped.
-    pub fn to_api(access: Access, node_name: Arc<str>) -> Self {
+    pub fn to_api(client: SharedClient, node_name: Arc<str>) -> Self {
         let (sender, waiting) = mpsc::channel(WAITING);
-        tokio::spawn(write::run(access, node_name, waiting));
+        tokio::spawn(write::run(client, node_name, waiting));
         Self(Some(sender))
     }
 

@@ -10,7 +10,7 @@ use anyhow::{Result, bail, ensure};
 use denizen_model::{Event, Listing, Model, ModelChange};
 use denizen_source::Features;
 use denizen_source::kube::access::{Access, Credentials};
-use denizen_source::kube::{self, KubeConfig, PolicyReads};
+use denizen_source::kube::{self, KubeConfig, PolicyReads, SharedClient};
 use denizen_tests::bench::objects::NODE;
 use denizen_tests::bench::{Memory, megabytes, own_program, processor_time};
 use tokio::sync::{mpsc, watch};
@@ -59,7 +59,7 @@ pub fn follow(kubeconfig: &Path, services: bool) -> Result<ExitCode> {
         let reads = PolicyReads { asked, done };
         let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
         let config = KubeConfig {
-            access: Access { credentials, server: None },
+            client: SharedClient::new(Access { credentials, server: None }),
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
             features: Features { services, network_policy: !services, other_nodes: false },

@@ -38,6 +38,7 @@ pub use self::manners::{Manners, ReceivedRequest};
 pub use self::real::{AGENT, RealServer, assets, release};
 pub use self::server::ApiServer;
 pub use self::tls::Authority;
+use crate::node::netns::Netns;
 
 /// An API server that objects can be put into.
 pub trait Api: std::fmt::Debug {
@@ -51,6 +52,20 @@ pub trait Api: std::fmt::Debug {
     fn delete(&self, object: &Value) -> Result<()>;
     /// Whether it answers in protobuf.
     fn has_protobuf(&self) -> bool {
+        true
+    }
+    /// Every request of the agent since the beginning, watches too.
+    fn agent_requests(&self) -> Result<Vec<ReceivedRequest>>;
+    /// Defines ClusterNetworkPolicies.
+    fn define_tiers(&self) -> Result<()>;
+    /// From now on the agent may read nothing.
+    fn forbid_all(&self) -> Result<()>;
+    /// It ends without a word, with all connections.
+    fn stop(&mut self);
+    /// It starts again in `netns`, with the objects that it has.
+    fn go_on(&mut self, netns: &Netns) -> Result<()>;
+    /// Whether a watch goes on after a restart where it was (KEP-1904, since Kubernetes 1.21).
+    fn resumes(&self) -> bool {
         true
     }
 
@@ -79,5 +94,29 @@ impl Api for Box<dyn Api> {
 
     fn has_protobuf(&self) -> bool {
         (**self).has_protobuf()
+    }
+
+    fn agent_requests(&self) -> Result<Vec<ReceivedRequest>> {
+        (**self).agent_requests()
+    }
+
+    fn define_tiers(&self) -> Result<()> {
+        (**self).define_tiers()
+    }
+
+    fn forbid_all(&self) -> Result<()> {
+        (**self).forbid_all()
+    }
+
+    fn stop(&mut self) {
+        (**self).stop();
+    }
+
+    fn go_on(&mut self, netns: &Netns) -> Result<()> {
+        (**self).go_on(netns)
+    }
+
+    fn resumes(&self) -> bool {
+        (**self).resumes()
     }
 }

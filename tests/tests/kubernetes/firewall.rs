@@ -1,155 +1,17 @@
 //! What the pod firewall needs of the API: Pods, Namespaces and NetworkPolicies, and single pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use denizen_model::{Event, Listing, PodName};
-use denizen_model::{Notice, NoticeReason, NoticeSubject};
-use denizen_source::Features;
+use denizen_model::{Event, Notice, NoticeReason, NoticeSubject};
 use denizen_source::events::Notices;
-use denizen_source::kube::access::{Access, Credentials};
-use denizen_source::kube::{self, PolicyRead, PolicyReads, WrongPolicy};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::cluster::NODE;
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
-use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
-use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot, watch};
+use denizen_tests::peers::api::{Api, ReceivedRequest};
+use serde_json::json;
 
-/// The agent's source of objects, with the firewall on and services off.
-pub(crate) struct Following {
-    events: mpsc::Receiver<Vec<Event>>,
-    wrong: mpsc::Receiver<WrongPolicy>,
-    pub(crate) unknown: watch::Sender<BTreeSet<PodName>>,
-    read: mpsc::Sender<PolicyRead>,
-    done_reads: mpsc::Receiver<u64>,
-    /// What was sent, in its order.
-    sent: Vec<Event>,
-    _stop: oneshot::Sender<()>,
-}
-
-fn access(context: &ApiContext<ApiServer>) -> Access {
-    let credentials = Credentials::Kubeconfig(context.api.kubeconfig().to_owned());
-    Access { credentials, server: None }
-}
-
-/// Runs `task` on the node's network until the sender is dropped.
-fn run_on_node(
-    context: &ApiContext<ApiServer>,
-    task: impl FnOnce() + Send + 'static,
-) -> Result<oneshot::Sender<()>> {
-    let (stop, stopped) = oneshot::channel::<()>();
-    context.fixture.cluster.world.node.spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime").block_on(async {
-            task();
-            let _ = stopped.await;
-        });
-    })?;
-    Ok(stop)
-}
-
-impl Following {
-    pub(crate) fn start(context: &ApiContext<ApiServer>) -> Result<Self> {
-        let (send, events) = mpsc::channel(64);
-        let (report, wrong) = mpsc::channel(64);
-        let (unknown, names) = watch::channel(BTreeSet::new());
-        let config = kube::KubeConfig {
-            access: access(context),
-            node_name: NODE.into(),
-            since: "2026-01-01T00:00:00Z".parse()?,
-            features: Features { services: false, network_policy: true, other_nodes: false },
-            pods: None,
-        };
-        let (read, reads_requested) = mpsc::channel(64);
-        let (done, done_reads) = mpsc::channel(64);
-        let reads = PolicyReads { asked: reads_requested, done };
-        let start = move || drop(kube::start(&config, &names, reads, &report, &send));
-        let _stop = run_on_node(context, start)?;
-        Ok(Self { events, wrong, unknown, read, done_reads, sent: Vec::new(), _stop })
-    }
-
-    /// Waits until what was sent is as `wanted`.
-    pub(crate) fn until(&mut self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Result<()> {
-        let waited = eventually(what, BOUND, || {
-            while let Ok(batch) = self.events.try_recv() {
-                self.sent.extend(batch);
-            }
-            Ok(wanted(&self.sent))
-        });
-        waited.with_context(|| format!("{:?}", self.sent))
-    }
-
-    pub(crate) fn until_listed(&mut self) -> Result<()> {
-        self.until("everything is listed", |sent| {
-            // The node's addresses are another source's.
-            let mut all = Listing::FIREWALL.iter().filter(|all| **all != Listing::Addresses);
-            all.all(|listing| sent.contains(&Event::Listed(*listing)))
-        })
-    }
-
-    /// Has the policies of namespace `shop` read.
-    fn read(&self, ticket: u64) -> Result<()> {
-        Ok(self.read.try_send(PolicyRead { namespace: "shop".into(), ticket })?)
-    }
-
-    fn until_done(&mut self, ticket: u64) -> Result<()> {
-        let done = || Ok(self.done_reads.try_recv() == Ok(ticket));
-        eventually(&format!("read {ticket} is done"), BOUND, done)
-    }
-
-    pub(crate) fn until_read(&mut self, ticket: u64) -> Result<()> {
-        self.read(ticket)?;
-        self.until_done(ticket)
-    }
-
-    /// Waits until the pods with an address are these.
-    fn until_pods(&mut self, expected: &[(&str, &str)]) -> Result<()> {
-        let expected: BTreeMap<String, String> =
-            expected.iter().map(|(name, app)| (format!("shop/{name}"), (*app).into())).collect();
-        self.until(&format!("pods {expected:?}"), |sent| pods(sent) == expected)
-    }
-}
-
-/// The last state of each pod that has a network of its own: its name, and the value of its label
-/// `app`.
-fn pods(sent: &[Event]) -> BTreeMap<String, String> {
-    let mut pods = BTreeMap::new();
-    for event in sent {
-        let Event::ClusterPod(name, pod) = event else { continue };
-        match pod {
-            Some(pod) if pod.host_network => pods.remove(&name.to_string()),
-            Some(pod) => {
-                let app = pod.labels.get("app").unwrap_or_default();
-                pods.insert(name.to_string(), app.to_owned())
-            }
-            None => pods.remove(&name.to_string()),
-        };
-    }
-    pods
-}
-
-fn pod(name: &str, app: &str, phase: &str) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": { "name": name, "namespace": "shop", "labels": { "app": app } },
-        "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
-        "status": { "phase": phase, "podIPs": [{ "ip": "10.1.0.1" }] },
-    })
-}
-
-fn policy(rule: &Value) -> Value {
-    json!({
-        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-        "metadata": { "name": "web", "namespace": "shop" },
-        "spec": { "podSelector": {}, "policyTypes": ["Ingress"], "ingress": [rule] },
-    })
-}
-
-pub(crate) fn pod_name(name: &str) -> PodName {
-    PodName { namespace: "shop".into(), name: name.into() }
-}
+use crate::following::{Following, client, pod, pod_name, policy, run_on_node};
 
 #[test]
 fn pods_are_followed_until_they_end() -> Result<()> {
@@ -224,36 +86,6 @@ fn a_pod_that_ends_is_an_event_like_any_other() -> Result<()> {
     Ok(())
 }
 
-/// Many nodes lose the server at one moment: each goes on where it was.
-#[test]
-fn after_a_restart_of_the_server_nobody_lists_again() -> Result<()> {
-    const AGENTS: usize = 20;
-    let mut context = ApiContext::own("kube-many")?;
-    context.api.put_all(&[pod("web", "web", "Running"), policy(&json!({}))])?;
-    let mut agents = (0..AGENTS).map(|_| Following::start(&context)).collect::<Result<Vec<_>>>()?;
-    for agent in &mut agents {
-        agent.until_listed()?;
-        agent.until_pods(&[("web", "web")])?;
-    }
-    let lists = |context: &ApiContext<ApiServer>| {
-        // Each agent counts the nodes once.
-        let counts = |request: &&ReceivedRequest| request.path.ends_with("/nodes");
-        let requests = context.api.requests();
-        let answered = requests.iter().filter(|request| request.is_page() && request.status == 200);
-        answered.filter(|request| !counts(request)).count()
-    };
-    let before = lists(&context);
-    context.api.stop();
-    context.api.put(&pod("db", "db", "Running"))?;
-    context.go_on()?;
-    for agent in &mut agents {
-        agent.until_pods(&[("db", "db"), ("web", "web")])?;
-    }
-    assert_eq!(before, 3 * AGENTS, "one for each kind and agent");
-    assert_eq!(lists(&context), before, "{:?}", context.api.requests());
-    Ok(())
-}
-
 /// What an ADD waits for does not wait behind lists.
 #[test]
 fn a_pod_is_asked_for_while_a_list_has_no_end() -> Result<()> {
@@ -262,7 +94,15 @@ fn a_pod_is_asked_for_while_a_list_has_no_end() -> Result<()> {
     context.api.behave(|manners| manners.never_ends_lists = true);
     let mut following = Following::start(&context)?;
     following.unknown.send_replace([pod_name("web")].into());
-    following.until_pods(&[("web", "web")])
+    following.until_pods(&[("web", "web")])?;
+    let requests = context.api.requests();
+    let connections = |is_single| -> BTreeSet<Option<usize>> {
+        let of = requests.iter().filter(|of| of.path.ends_with("/pods/web") == is_single);
+        of.map(|request| request.connection).collect()
+    };
+    let (of_lists, of_pods) = (connections(false), connections(true));
+    ensure!(of_lists.is_disjoint(&of_pods), "{of_lists:?} {of_pods:?}");
+    Ok(())
 }
 
 #[test]
@@ -375,10 +215,10 @@ fn a_wrong_policy_is_reported_once_for_each_text() -> Result<()> {
 #[test]
 fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
     let context = ApiContext::own("kube-wrong-event")?;
-    let access = access(&context);
+    let client = client(&context);
     let _stop = run_on_node(&context, move || {
         for node in ["node-1", "node-2"] {
-            let notices = Notices::to_api(access.clone(), Arc::from(node));
+            let notices = Notices::to_api(client.clone(), Arc::from(node));
             for text in ["one", "two"] {
                 let policy =
                     denizen_model::PolicyName { namespace: "shop".into(), name: "web".into() };

@@ -5,6 +5,7 @@
 mod api;
 mod events;
 mod firewall;
+mod following;
 mod kubectl;
 mod outages;
 mod rbac;

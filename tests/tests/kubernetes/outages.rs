@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, STARTING, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::Who;
 use denizen_tests::node::pod::Wiring;
@@ -62,6 +62,10 @@ fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
         assert_eq!(listed[0].parameter("limit"), None, "{listed:?}");
         assert!(!requests.iter().any(ReceivedRequest::is_stream), "{requests:?}");
     }
+    let counts =
+        context.api.requests().into_iter().filter(|request| request.parameter("limit").is_some());
+    let counts: Vec<_> = counts.collect();
+    ensure!(counts.len() == 1 && counts[0].only_metadata, "the nodes are counted: {counts:?}");
     until_no_error(&agent)?;
     // As a server that has been restored from an older copy: it never gets that far.
     context.api.expire_watches();
@@ -74,6 +78,42 @@ fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
     ensure!(again.parameter("resourceVersion").is_some_and(|version| version != "0"));
     context.put_web("web", 10, &[Who::Remote])?;
     context.until_answered(10, Who::Remote)
+}
+
+/// A connection costs a server more than a watch does, and most of it when all nodes come at once.
+#[test]
+fn all_watches_share_a_connection_where_the_server_speaks_http2() -> Result<()> {
+    let context = context("kube-http2")?;
+    let firewall = Settings { flags: vec!["--network-policy=on".to_owned()], ..context.settings() };
+    let agent = Agent::start(&context.fixture.cluster.world.node, firewall)?;
+    context.until_answered(10, Who::Routed)?;
+    until_no_error(&agent)?;
+    let requests = context.api.requests();
+    let watches: Vec<_> = requests.iter().filter(|request| request.is_watch()).collect();
+    let used: BTreeSet<_> = watches.iter().map(|watch| watch.connection).collect();
+    ensure!(watches.len() >= 6 && used.len() == 1, "{watches:?}");
+    // The event of the agent's start too.
+    eventually("an event", BOUND, || {
+        Ok(context.api.requests().iter().any(|request| request.method == "POST"))
+    })?;
+    assert_eq!(context.api.connections(), 1, "{:?}", context.api.requests());
+    Ok(())
+}
+
+/// A proxy in front of the server may know no HTTP/2.
+#[test]
+fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
+    let context = context("kube-http1")?;
+    context.api.behave(|manners| manners.only_http1 = true);
+    let agent = context.start_agent()?;
+    context.until_answered(10, Who::Routed)?;
+    let watches = context.api.requests().into_iter().filter(ReceivedRequest::is_watch);
+    let used: Vec<_> = watches.map(|watch| watch.connection).collect();
+    let distinct: BTreeSet<_> = used.iter().collect();
+    assert_eq!(distinct.len(), used.len(), "a watch for each connection: {used:?}");
+    context.put_web("web", 10, &[Who::Remote])?;
+    context.until_answered(10, Who::Remote)?;
+    until_no_error(&agent)
 }
 
 /// The server's wish is obeyed, and the kinds that it answers are not disturbed.

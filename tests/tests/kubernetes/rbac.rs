@@ -11,7 +11,7 @@ use denizen_tests::peers::api::context::{ApiContext, BOUND};
 use denizen_tests::peers::api::{ApiServer, ReceivedRequest};
 use serde_json::Value;
 
-use crate::firewall::{Following, pod_name};
+use crate::following::{Following, pod_name};
 
 /// An API group, a resource in it, and what is done with it.
 type GrantedRight = (String, String, String);

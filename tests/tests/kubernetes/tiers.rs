@@ -13,7 +13,7 @@ use denizen_tests::peers::api::context::{ApiContext, BOUND};
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
-use crate::firewall::Following;
+use crate::following::Following;
 
 /// How often an agent asks whether they are served, and some time.
 const REDISCOVERY: Duration = Duration::from_secs(80);

@@ -16,7 +16,8 @@ use denizen_observe::status::ApiTraffic;
 use denizen_source::attachments;
 use denizen_source::events::Notices;
 use denizen_source::kube::{
-    AnyPolicy, Followed, ListReason, PodScopes, PolicyRead, PolicyReads, Traffic, WrongPolicy,
+    AnyPolicy, Followed, ListReason, PodScopes, PolicyRead, PolicyReads, SharedClient, Traffic,
+    WrongPolicy,
 };
 use denizen_source::{Outlet, egress, kube, manifests, node, state_file};
 
@@ -67,18 +68,19 @@ pub(super) struct Sources {
     pub(super) pod_scope: Option<PodScopeChooser>,
 }
 
-/// Starts all sources.
+/// Starts all sources. With them returns what they ask the API by, for the writer of events; `None`
+/// if objects come from manifests.
 pub(super) async fn start(
     config: &Config,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
-) -> anyhow::Result<Sources> {
+) -> anyhow::Result<(Sources, Option<SharedClient>)> {
     let (unknown_pods, unknown) = watch::channel(BTreeSet::new());
     let (read_policies, asked) = mpsc::channel(READS);
     let (done, policies_read) = mpsc::channel(READS);
     let reads = PolicyReads { asked, done };
     let (pod_scope, scopes) = PodScopeChooser::open(config).unzip();
-    let (mut problems, api) =
+    let FollowedObjects { mut problems, api, client } =
         follow_objects(config, scopes, &unknown, reads, wrong_policies, events).await?;
     let mut outlet = || {
         let (outlet, found) = Outlet::new(events.clone());
@@ -104,7 +106,7 @@ pub(super) async fn start(
     if let Some(file) = &config.egress {
         tokio::spawn(egress::run(file.clone(), outlet()));
     }
-    Ok(Sources {
+    let sources = Sources {
         problems,
         api,
         unrecorded,
@@ -113,7 +115,14 @@ pub(super) async fn start(
         read_policies,
         policies_read,
         pod_scope,
-    })
+    };
+    Ok((sources, client))
+}
+
+struct FollowedObjects {
+    problems: Problems,
+    api: Vec<ApiCounts>,
+    client: Option<SharedClient>,
 }
 
 /// Starts the source of the cluster's objects.
@@ -124,7 +133,7 @@ async fn follow_objects(
     reads: PolicyReads,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
     events: &mpsc::Sender<Vec<Event>>,
-) -> anyhow::Result<(Problems, Vec<ApiCounts>)> {
+) -> anyhow::Result<FollowedObjects> {
     let node_name = &config.policy.settings.node_name;
     match &config.objects {
         Objects::Manifests(folder) => {
@@ -135,13 +144,14 @@ async fn follow_objects(
                 features: config.features,
             };
             tokio::spawn(manifests::run(folder, objects));
-            Ok((vec![problems], Vec::new()))
+            Ok(FollowedObjects { problems: vec![problems], api: Vec::new(), client: None })
         }
         Objects::Api(access) => {
             // Unusable credentials at the start are a mistake that the operator should see at once.
-            access.client().await.context("cannot use the Kubernetes API")?;
+            let client = SharedClient::new(access.clone());
+            client.get().await.context("cannot use the Kubernetes API")?;
             let config = kube::KubeConfig {
-                access: access.clone(),
+                client: client.clone(),
                 node_name: node_name.clone(),
                 since: jiff::Timestamp::now(),
                 features: config.features,
@@ -151,18 +161,23 @@ async fn follow_objects(
             let api = |Followed { kind, problems, traffic }: Followed| {
                 (problems, ApiCounts { kind: kind.plural(), traffic })
             };
-            Ok(followed.into_iter().map(api).unzip())
+            let (problems, api) = followed.into_iter().map(api).unzip();
+            Ok(FollowedObjects { problems, api, client: Some(client) })
         }
     }
 }
 
 /// Starts the writer of events, if objects come from the API. The first event is the agent's start.
 /// Wrong policies are reported as events.
-pub(super) fn notices(config: &Config, mut wrong: mpsc::Receiver<WrongPolicy>) -> Notices {
-    let Objects::Api(access) = &config.objects else {
+pub(super) fn notices(
+    config: &Config,
+    client: Option<SharedClient>,
+    mut wrong: mpsc::Receiver<WrongPolicy>,
+) -> Notices {
+    let Some(client) = client else {
         return Notices::nowhere();
     };
-    let notices = Notices::to_api(access.clone(), config.policy.settings.node_name.clone());
+    let notices = Notices::to_api(client, config.policy.settings.node_name.clone());
     notices.send(Notice {
         about: NoticeSubject::Node,
         reason: NoticeReason::Starting,

@@ -118,8 +118,9 @@ struct Inputs {
 async fn start_sources(config: &Config) -> anyhow::Result<Inputs> {
     let (event_sender, events) = mpsc::channel(QUEUE);
     let (wrong, wrong_policies) = mpsc::channel(QUEUE);
-    let sources = sources::start(config, &wrong, &event_sender).await?;
-    Ok(Inputs { sources, events, notices: sources::notices(config, wrong_policies) })
+    let (sources, client) = sources::start(config, &wrong, &event_sender).await?;
+    let notices = sources::notices(config, client, wrong_policies);
+    Ok(Inputs { sources, events, notices })
 }
 
 /// Starts the HTTP servers. Their problems are shown with those of the sources.

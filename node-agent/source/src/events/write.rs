@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use hyper::Request;
 use jiff::Timestamp;
-use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use super::limit::EventLimit;
-use crate::kube::access::Access;
+use crate::kube::SharedClient;
 use crate::kube::backoff::Backoff;
 use denizen_model::{Notice, NoticeReason, NoticeSubject};
 
@@ -32,7 +31,11 @@ const LONGEST_REPORTER: usize = 128;
 const CONTROLLER: &str = "denizen-agent";
 
 /// Writes events until the channel is closed.
-pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::Receiver<Notice>) {
+pub(super) async fn run(
+    clients: SharedClient,
+    node_name: Arc<str>,
+    mut waiting: mpsc::Receiver<Notice>,
+) {
     let mut limit = EventLimit::default();
     while let Some(notice) = waiting.recv().await {
         if !limit.permits(&notice, Instant::now()) {
@@ -42,7 +45,7 @@ pub(super) async fn run(access: Access, node_name: Arc<str>, mut waiting: mpsc::
         let (path, event) = event(&notice, &node_name, Timestamp::now());
         let mut backoff = Backoff::default();
         for attempt in 1..=ATTEMPTS {
-            let Err(error) = write(&access, &path, &event).await else {
+            let Err(error) = write(&clients, &path, &event).await else {
                 break;
             };
             if has_code(&error, |code| code == 409) {
@@ -80,12 +83,15 @@ fn has_code(error: &anyhow::Error, such: impl Fn(u16) -> bool) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if such(status.code))
 }
 
-async fn write(access: &Access, path: &str, event: &Value) -> anyhow::Result<()> {
-    // Events are rare, so each has a client of its own, with the current credentials.
-    let client: Client = access.client().await?;
+async fn write(clients: &SharedClient, path: &str, event: &Value) -> anyhow::Result<()> {
+    let client = clients.get().await?;
     let request = Request::post(path).header("content-type", "application/json");
-    client.request_text(request.body(event.to_string().into_bytes())?).await?;
-    Ok(())
+    let written = client.request_text(request.body(event.to_string().into_bytes())?).await;
+    let written = written.map(drop).map_err(anyhow::Error::from);
+    if written.as_ref().is_err_and(|error| has_code(error, |code| code == 401)) {
+        clients.discard(Some(client)).await;
+    }
+    written
 }
 
 /// The path and the event (`events.k8s.io/v1`).

@@ -54,6 +54,9 @@ pub enum AccessError {
     /// The server's address is not a URL.
     #[error("the API server's address {0:?} is not a URL such as https://192.168.0.10:6443")]
     Server(String),
+    /// The name that the server's certificate should have is not a name.
+    #[error("the kubeconfig's `tls-server-name` {0:?} is neither a DNS name nor an IP address")]
+    ServerName(String),
     /// The configuration names a proxy, which is not supported.
     #[error(
         "the API would be reached through the proxy {0}, which is not supported: remove `proxy-url` from the \
@@ -109,7 +112,7 @@ impl Access {
             ),
             None => None,
         };
-        client::new(&config, token).map_err(|error| AccessError::Client(Box::new(error)))
+        client::new(&config, token)
     }
 }
 

@@ -12,9 +12,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::access::Access;
 use super::answer::{AnsweredVersions, ObjectAnswer};
 use super::backoff::{self, ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE};
+use super::client::SharedClient;
 use super::companion::Call;
 use super::discovery::ABSENT;
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
@@ -38,7 +38,7 @@ use denizen_text::describe;
 /// Follows one kind.
 pub(super) struct KindFollower {
     kind: ObjectKind,
-    access: Access,
+    clients: SharedClient,
     outlet: Outlet,
     answers: mpsc::Receiver<ObjectAnswer>,
     answered: AnsweredVersions,
@@ -46,8 +46,8 @@ pub(super) struct KindFollower {
     call: Option<Call>,
     served: ServedPath,
     index: SentObjects,
-    /// `None` if the credentials must be read (again).
-    client: Option<Client>,
+    /// What the last request was sent with.
+    client: Option<Arc<Client>>,
     /// The resource version to watch from; `None` if a list is due.
     version: Option<String>,
     /// The last known version. No list may show an older state.
@@ -81,7 +81,7 @@ impl KindFollower {
         ends: FollowerChannels,
         recovery: Recovery,
     ) -> Self {
-        let KubeConfig { access, node_name, since, features, pods } = config.clone();
+        let KubeConfig { client, node_name, since, features, pods } = config.clone();
         let FollowerChannels { outlet, answers, wrong_policies, traffic, list_delay, .. } = ends;
         let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
         let of_scope = ends.scope.fields(&node_name);
@@ -91,7 +91,7 @@ impl KindFollower {
             fields: kinds::fields(kind, &node_name, features).or(of_scope),
             index: SentObjects::new(kind, decoder, since),
             selects: kinds::selects(kind),
-            access,
+            clients: client,
             outlet,
             answers,
             answered: AnsweredVersions::default(),
@@ -141,10 +141,7 @@ impl KindFollower {
 
     /// One list, or one watch to its end.
     async fn advance(&mut self) -> Result<(), StreamEnd> {
-        let client = match &self.client {
-            Some(client) => client.clone(),
-            None => self.client.insert(self.access.client().await?).clone(),
-        };
+        let client = self.client.insert(self.clients.get().await?).clone();
         if self.kind == ObjectKind::ClusterNetworkPolicy && self.version.is_none() {
             self.discover(&client).await?;
         }
@@ -187,7 +184,7 @@ impl KindFollower {
         // For a watch that resumes, `NotThisWay` can only be about its resource version.
         let listing = self.version.is_none();
         match remedy {
-            Remedy::NewCredentials => self.client = None,
+            Remedy::NewCredentials => self.clients.discard(self.client.take()).await,
             Remedy::ListAnew | Remedy::NotThisWay => {
                 self.floor = self.version.take().or(self.floor.take());
             }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tracing::{debug, info};
 
 use super::backoff::part_of;
-use super::envelope::{Encoding, JsonList, ListMetadata, Unreadable};
+use super::envelope::{ACCEPT_METADATA, Encoding, JsonList, ListMetadata, Unreadable};
 use super::exchange::Reply;
 use super::failure::Failure;
 use super::traffic::Traffic;
@@ -103,7 +103,8 @@ pub(super) async fn count_nodes(client: &Client, traffic: &Arc<Traffic>) -> Resu
     let request = Request::get("/api/v1/nodes?limit=1").body(Vec::new());
     let request = request.expect("the path is valid");
     let answer = async {
-        let reply = Reply::to(client, request, traffic).await?;
+        // A Node has many kilobytes.
+        let reply = Reply::accepting(ACCEPT_METADATA, client, request, traffic).await?;
         Ok((reply.encoding, reply.whole().await?))
     };
     let answer = timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
@@ -200,10 +201,10 @@ mod tests {
             json!({ "resourceVersion": "7", "continue": "x", "remainingItemCount": 4999 });
         let list = json!({ "metadata": metadata, "items": [{}] }).to_string();
         assert_eq!(remaining(Encoding::Json, list.as_bytes()).unwrap(), 4999);
-        // metadata { remainingItemCount: 4999 }
-        let written = protobuf::envelope("v1", "NodeList", &[0x0a, 3, 0x20, 0x87, 0x27]);
+        let next = protobuf::NextPage { token: "x", remaining: 4999 };
+        let written = protobuf::list("v1", "Node", "7", Some(next), []);
         assert_eq!(remaining(Encoding::Protobuf, &written).unwrap(), 4999);
-        let one = protobuf::list("v1", "Node", "7", "", []);
+        let one = protobuf::list("v1", "Node", "7", None, []);
         assert_eq!(remaining(Encoding::Protobuf, &one).unwrap(), 0);
         assert!(remaining(Encoding::Protobuf, b"{}").is_err());
     }

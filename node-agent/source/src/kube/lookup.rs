@@ -12,9 +12,9 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
-use super::access::Access;
 use super::answer::ObjectAnswer;
 use super::backoff::Backoff;
+use super::client::SharedClient;
 use super::envelope::Encoding;
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
@@ -38,11 +38,11 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The pods that are asked for until nobody needs them any more.
 pub(super) struct PodLookup {
-    access: Access,
+    clients: SharedClient,
     unknown: watch::Receiver<BTreeSet<PodName>>,
     /// Where the answers go: to the follower, which knows what its watch has brought.
     answers: mpsc::Sender<ObjectAnswer>,
-    client: Option<Client>,
+    client: Option<Arc<Client>>,
     attempts: BTreeMap<PodName, LookupAttempt>,
     traffic: Arc<Traffic>,
 }
@@ -57,12 +57,12 @@ type FinishedLookup = (PodName, Result<(Encoding, Vec<u8>), Failure>);
 
 impl PodLookup {
     pub(super) fn new(
-        access: Access,
+        clients: SharedClient,
         unknown: watch::Receiver<BTreeSet<PodName>>,
         answers: mpsc::Sender<ObjectAnswer>,
         traffic: Arc<Traffic>,
     ) -> Self {
-        Self { access, unknown, answers, client: None, attempts: BTreeMap::new(), traffic }
+        Self { clients, unknown, answers, client: None, attempts: BTreeMap::new(), traffic }
     }
 
     /// Runs until nobody names unknown pods, or nobody takes the answers.
@@ -76,7 +76,7 @@ impl PodLookup {
             tokio::select! {
                 () = self.answers.closed() => return,
                 changed = self.unknown.changed() => if changed.is_err() { return },
-                Some(ended) = requests.join_next() => self.take(ended),
+                Some(ended) = requests.join_next() => self.take(ended).await,
                 () = sleep_until(next.unwrap_or_else(|| Instant::now() + NEVER)) => {}
             }
         }
@@ -100,7 +100,7 @@ impl PodLookup {
         let now = Instant::now();
         let is_due = |attempt: &LookupAttempt| attempt.due.is_some_and(|due| due <= now);
         if self.client.is_none() && self.attempts.values().any(is_due) {
-            match self.access.client().await {
+            match self.clients.get().await {
                 Ok(client) => self.client = Some(client),
                 Err(error) => debug!(error = describe(&error), "cannot ask for a pod"),
             }
@@ -119,7 +119,7 @@ impl PodLookup {
         }
     }
 
-    fn take(&mut self, ended: Result<FinishedLookup, JoinError>) {
+    async fn take(&mut self, ended: Result<FinishedLookup, JoinError>) {
         let (name, answer) = match ended {
             Ok(ended) => ended,
             Err(error) => match error.try_into_panic() {
@@ -136,7 +136,7 @@ impl PodLookup {
             Err(failure) => {
                 debug!(pod = %name, error = describe(&failure), "asked for a pod in vain");
                 if failure.remedy() == Remedy::NewCredentials {
-                    self.client = None;
+                    self.clients.discard(self.client.take()).await;
                 }
                 asked = failure.asked();
             }
@@ -152,7 +152,7 @@ fn is_in_api(name: &PodName) -> bool {
     is_dns_name(&name.namespace) && is_dns_name(&name.name)
 }
 
-async fn request(client: Client, name: PodName, traffic: Arc<Traffic>) -> FinishedLookup {
+async fn request(client: Arc<Client>, name: PodName, traffic: Arc<Traffic>) -> FinishedLookup {
     let path = format!("/api/v1/namespaces/{}/pods/{}", name.namespace, name.name);
     let answer = async {
         let request = Request::get(path).body(Vec::new());

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`access`] | which server, with which credentials |
 //! | `token` | a bearer token in a file that may be replaced |
-//! | `client` | connections that detect a dead server |
+//! | `client` | connections that detect a dead server, and who shares them |
 //! | `kinds` | paths and selectors of the requests |
 //! | `discovery` | whether ClusterNetworkPolicies are served |
 //! | `companion` | the Nodes of others, followed for their sake |
@@ -81,7 +81,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch as latest};
 
-use self::access::Access;
 use self::answer::ObjectAnswer;
 use self::companion::{Call, Companion, companion};
 use self::follow::KindFollower;
@@ -97,6 +96,7 @@ use denizen_object::ObjectKind;
 /// The most answers about single objects that wait for the watch of their kind to take them.
 const WAITING: usize = 16;
 
+pub use self::client::SharedClient;
 pub use self::envelope::Unreadable;
 pub use self::pods::{NodeCount, PodScope, PodScopes};
 pub use self::read::{PolicyRead, PolicyReads};
@@ -105,7 +105,7 @@ pub use self::traffic::{ListReason, Traffic};
 /// What to follow, and for which node.
 #[derive(Debug, Clone)]
 pub struct KubeConfig {
-    pub access: Access,
+    pub client: SharedClient,
     pub node_name: Arc<str>,
     /// When the agent started: triggers before it do not count for the latency.
     pub since: Timestamp,
@@ -185,6 +185,7 @@ pub fn start(
     let features = config.features;
     let starter = FollowerStarter {
         config,
+        add_client: config.client.apart(),
         wrong_policies,
         events,
         list_delay: Arc::new(ListDelay::new()),
@@ -222,6 +223,8 @@ struct TierChannels {
 /// Starts the tasks of each kind, with what they share.
 struct FollowerStarter<'a> {
     config: &'a KubeConfig,
+    /// Of what a pod's ADD waits for: it does not share a connection with long lists.
+    add_client: SharedClient,
     wrong_policies: &'a mpsc::Sender<WrongPolicy>,
     events: &'a mpsc::Sender<Vec<Event>>,
     list_delay: Arc<ListDelay>,
@@ -242,8 +245,8 @@ impl FollowerStarter<'_> {
     fn pods(&self, unknown: latest::Receiver<BTreeSet<PodName>>) -> Followed {
         let (answer, answers) = mpsc::channel(WAITING);
         let (channels, followed) = self.channels(ObjectKind::Pod, answers);
-        let (access, traffic) = (self.config.access.clone(), followed.traffic.clone());
-        tokio::spawn(PodLookup::new(access, unknown, answer, traffic.clone()).run());
+        let (client, traffic) = (self.add_client.clone(), followed.traffic.clone());
+        tokio::spawn(PodLookup::new(client, unknown, answer, traffic.clone()).run());
         let Some(scopes) = self.config.pods.clone() else {
             self.follow(ObjectKind::Pod, channels);
             return followed;
@@ -268,9 +271,9 @@ impl FollowerStarter<'_> {
         let (answer, answers) = mpsc::channel(WAITING);
         let (channels, followed) = self.channels(ObjectKind::NetworkPolicy, answers);
         if let Some((reads, tiers)) = reads {
-            let (access, traffic) = (self.config.access.clone(), followed.traffic.clone());
+            let (client, traffic) = (self.add_client.clone(), followed.traffic.clone());
             let list_delay = self.list_delay.clone();
-            let reader = PolicyReader::new(access, reads, answer, tiers, traffic, list_delay);
+            let reader = PolicyReader::new(client, reads, answer, tiers, traffic, list_delay);
             tokio::spawn(reader.run());
         }
         self.follow(ObjectKind::NetworkPolicy, channels);

@@ -17,8 +17,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::access::Access;
 use super::answer::{ObjectAnswer, has_newer};
+use super::client::SharedClient;
 use super::envelope;
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy};
@@ -30,9 +30,6 @@ use denizen_text::describe;
 /// Time limit for an answer, and for sending what it brings. After that, the pod's ADD goes on with
 /// what is known.
 const ANSWER: Duration = Duration::from_secs(1);
-
-/// The media type of a list that has only its objects' metadata.
-const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 /// Asks for the policies of a namespace, and those of the cluster.
 #[derive(Debug)]
@@ -76,12 +73,12 @@ enum ReadTarget {
 
 /// Carries the requests out.
 pub(super) struct PolicyReader {
-    access: Access,
+    clients: SharedClient,
     reads: PolicyReads,
     /// Where the answers go: to the follower, which knows what its watch has brought.
     answers: mpsc::Sender<ObjectAnswer>,
     tiers: TierReads,
-    client: Option<Client>,
+    client: Option<Arc<Client>>,
     /// Tickets by target, for which no request has been sent yet.
     waiting: BTreeMap<ReadTarget, Vec<u64>>,
     /// Tickets by target, whose request is under way. One at a time: tickets that come meanwhile
@@ -98,7 +95,7 @@ type FinishedRead = (ReadTarget, Result<(), Failure>);
 
 impl PolicyReader {
     pub(super) fn new(
-        access: Access,
+        clients: SharedClient,
         reads: PolicyReads,
         answers: mpsc::Sender<ObjectAnswer>,
         tiers: TierReads,
@@ -109,7 +106,7 @@ impl PolicyReader {
         let unfinished = HashMap::new();
         let client = None;
         Self {
-            access,
+            clients,
             reads,
             answers,
             tiers,
@@ -157,7 +154,7 @@ impl PolicyReader {
         let due: Vec<_> = self.waiting.extract_if(.., |target, _| due(target)).collect();
         for (target, tickets) in due {
             if self.client.is_none() {
-                self.client = self.access.client().await.ok();
+                self.client = self.clients.get().await.ok();
             }
             let Some(client) = self.client.clone() else {
                 self.report(tickets).await;
@@ -194,7 +191,7 @@ impl PolicyReader {
         if let Err(failure) = result {
             debug!(?target, error = describe(&failure), "read policies in vain");
             if failure.remedy() == Remedy::NewCredentials {
-                self.client = None;
+                self.clients.discard(self.client.take()).await;
             }
         }
         let tickets = self.running.remove(&target).unwrap_or_default();
@@ -241,7 +238,7 @@ async fn read_cluster(
     answers: mpsc::Sender<ObjectAnswer>,
 ) -> Result<(), Failure> {
     let Some(path) = watched.path else { return Ok(()) };
-    let versions = list.get(&path, METADATA).await?;
+    let versions = list.get(&path, envelope::ACCEPT_METADATA).await?;
     if has_newer(versions.encoding, &versions.body, watched.version.as_deref()) {
         hand_over(list.get(&path, envelope::ACCEPT).await?, &answers).await;
     }
@@ -259,7 +256,7 @@ async fn hand_over(answer: ObjectAnswer, answers: &mpsc::Sender<ObjectAnswer>) {
 
 /// Asks for lists of policies.
 struct PolicyList {
-    client: Client,
+    client: Arc<Client>,
     traffic: Arc<Traffic>,
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use denizen_fixture::protobuf;
+use denizen_fixture::protobuf::{self, NextPage};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -26,12 +26,18 @@ use super::watch::{Body, Pipe, Watch, WatchScope, expired};
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// A request's answer.
-pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn answer(
+    shared: Arc<Shared>,
+    connection: usize,
+    request: Request<Incoming>,
+) -> Response<Body> {
     let received = ReceivedRequest {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
-        protobuf: accepts_protobuf(&request) && !shared.manners().only_json,
+        protobuf: accepted(&request).starts_with(PROTOBUF) && !shared.manners().only_json,
+        only_metadata: accepted(&request).contains("as=PartialObjectMetadataList"),
+        connection: Some(connection),
         at: Instant::now(),
         status: 0,
     };
@@ -45,10 +51,10 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     response
 }
 
-/// As Kubernetes negotiates: the first of the list that it has.
-fn accepts_protobuf(request: &Request<Incoming>) -> bool {
+/// What the client accepts. As Kubernetes negotiates, the first that the server has counts.
+fn accepted(request: &Request<Incoming>) -> &str {
     let accepted = request.headers().get("accept").and_then(|value| value.to_str().ok());
-    accepted.is_some_and(|accepted| accepted.starts_with(PROTOBUF))
+    accepted.unwrap_or_default()
 }
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -282,11 +288,16 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
             }
         };
     let to = objects.len().min(from.saturating_add(limit));
-    let next = (to < objects.len()).then_some(to);
+    let token = format!("{version}.{to}");
+    let remaining = objects.len() - to;
+    let next = (remaining > 0).then_some(NextPage { token: &token, remaining });
     let in_protobuf = received.protobuf && protobuf::has(target.resource.kind);
-    let text: Bytes = match in_protobuf {
-        true => list_in_protobuf(target.resource, &objects[from..to], version, next).into(),
-        false => list_of(target.resource, &objects[from..to], version, next).into(),
+    let page = ListPage { objects: &objects[from..to], version, next };
+    let text: Bytes = match (in_protobuf, received.only_metadata) {
+        (true, true) => page.metadata_in_protobuf(target.resource).into(),
+        (true, false) => page.in_protobuf(target.resource).into(),
+        // A server may ignore that nothing else is asked for.
+        (false, _) => page.in_json(target.resource).into(),
     };
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
@@ -307,37 +318,45 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body)
 }
 
-fn list_in_protobuf(
-    resource: Resource,
-    objects: &[Arc<Stored>],
+/// What a list is made of.
+struct ListPage<'a> {
+    objects: &'a [Arc<Stored>],
     version: u64,
-    next: Option<usize>,
-) -> Vec<u8> {
-    let next = next.map(|next| format!("{version}.{next}")).unwrap_or_default();
-    let items = objects.iter().filter_map(|object| object.protobuf.as_deref());
-    protobuf::list(resource.version, resource.kind, &version.to_string(), &next, items)
+    next: Option<NextPage<'a>>,
 }
 
-/// As a real server's: items of a list do not say what they are.
-fn list_of(
-    resource: Resource,
-    objects: &[Arc<Stored>],
-    version: u64,
-    next: Option<usize>,
-) -> String {
-    let next = next.map(|next| format!(r#","continue":"{version}.{next}""#)).unwrap_or_default();
-    let items: Vec<String> = objects
-        .iter()
-        .map(|object| {
+impl ListPage<'_> {
+    fn in_protobuf(&self, Resource { version, kind, .. }: Resource) -> Vec<u8> {
+        let items = self.objects.iter().filter_map(|object| object.protobuf.as_deref());
+        protobuf::list(version, kind, &self.version.to_string(), self.next, items)
+    }
+
+    fn metadata_in_protobuf(&self, Resource { kind, .. }: Resource) -> Vec<u8> {
+        let metadata = |object: &Arc<Stored>| {
+            protobuf::object(kind, &json!({ "metadata": object.value["metadata"] }))
+        };
+        let items: Vec<_> = self.objects.iter().map(metadata).collect();
+        let (version, items) = (self.version.to_string(), items.iter().map(Vec::as_slice));
+        protobuf::list("meta.k8s.io/v1", "PartialObjectMetadata", &version, self.next, items)
+    }
+
+    /// As a real server's: items of a list do not say what they are.
+    fn in_json(&self, Resource { version: group, kind, .. }: Resource) -> String {
+        let next = self.next.map(|NextPage { token, remaining }| {
+            format!(r#","continue":"{token}","remainingItemCount":{remaining}"#)
+        });
+        let item = |object: &Arc<Stored>| {
             let fields = object.value.as_object().into_iter().flatten();
             let said = fields.filter(|(name, _)| !["kind", "apiVersion"].contains(&&***name));
             serde_json::to_string(&said.collect::<BTreeMap<_, _>>()).expect("plain data")
-        })
-        .collect();
-    let Resource { kind, version: group, .. } = resource;
-    let metadata = format!(r#""resourceVersion":"{version}"{next}"#);
-    let head = format!(r#""kind":"{kind}List","apiVersion":"{group}","metadata":{{{metadata}}}"#);
-    format!(r#"{{{head},"items":[{}]}}"#, items.join(","))
+        };
+        let items: Vec<String> = self.objects.iter().map(item).collect();
+        let metadata =
+            format!(r#""resourceVersion":"{}"{}"#, self.version, next.unwrap_or_default());
+        let head =
+            format!(r#""kind":"{kind}List","apiVersion":"{group}","metadata":{{{metadata}}}"#);
+        format!(r#"{{{head},"items":[{}]}}"#, items.join(","))
+    }
 }
 
 const TIERS: &str = "clusternetworkpolicies";

@@ -47,14 +47,14 @@ impl ApiContext<ApiServer> {
             ApiServer::start(&cluster.world.client, address, &cluster.world.subfolder("api")?)
         })
     }
+}
 
+impl<A: Api> ApiContext<A> {
     /// The server goes on after it was stopped.
     pub fn go_on(&mut self) -> Result<()> {
         self.api.go_on(&self.fixture.cluster.world.client)
     }
-}
 
-impl<A: Api> ApiContext<A> {
     fn with(
         label: &str,
         unknown: &'static [Outcome],
@@ -146,20 +146,20 @@ impl<A: Api> ApiContext<A> {
 /// Plays `test` with the tests' own server, and with a real one where there is one.
 pub fn with_every_api(
     label: &str,
-    test: impl Fn(&ApiContext<Box<dyn Api>>) -> Result<()>,
+    test: impl Fn(&mut ApiContext<Box<dyn Api>>) -> Result<()>,
 ) -> Result<()> {
-    let own = ApiContext::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
+    let mut own = ApiContext::<Box<dyn Api>>::with(label, &OWN, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(ApiServer::start(&cluster.world.client, address, &folder)?))
     })?;
-    test(&own).context("with the tests' own API server")?;
+    test(&mut own).context("with the tests' own API server")?;
     drop(own);
     let Some(assets) = assets() else { return Ok(()) };
-    let real = ApiContext::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
+    let mut real = ApiContext::<Box<dyn Api>>::with(label, &REAL, |cluster, address| {
         let folder = cluster.world.subfolder("api")?;
         Ok(Box::new(RealServer::start(&assets, &cluster.world.client, address, &folder)?))
     })?;
-    test(&real).context("with a real kube-apiserver")
+    test(&mut real).context("with a real kube-apiserver")
 }
 
 /// Waits until the agent says that something is wrong with `part` in it.

@@ -14,6 +14,8 @@ pub struct Manners {
     pub never_ends_lists: bool,
     /// Everything is answered in JSON, whatever was asked for.
     pub only_json: bool,
+    /// New connections speak HTTP/1.1.
+    pub only_http1: bool,
     /// Resources about which every question is answered with 429, in text, and this number of
     /// seconds in `Retry-After`.
     pub too_many: Option<(&'static str, u64)>,
@@ -68,6 +70,7 @@ impl Default for Manners {
             refuses_fields: false,
             never_ends_lists: false,
             only_json: std::env::var_os("DENIZEN_TEST_JSON").is_some(),
+            only_http1: false,
             too_many: None,
             page: usize::MAX,
             loses_pages: 0,
@@ -122,6 +125,10 @@ pub struct ReceivedRequest {
     pub query: BTreeMap<String, String>,
     /// Whether it asked for protobuf before JSON.
     pub protobuf: bool,
+    /// Whether it asked for objects' metadata alone.
+    pub only_metadata: bool,
+    /// The number of its connection, where the server says it.
+    pub connection: Option<usize>,
     /// When it came.
     pub at: Instant,
     /// The status of the answer; 0 while there is none.

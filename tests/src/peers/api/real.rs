@@ -1,18 +1,22 @@
-//! A real kube-apiserver with its etcd, from the folder that `KUBEBUILDER_ASSETS` names.
+//! A real kube-apiserver with its etcd, from the folder that `KUBEBUILDER_ASSETS` names. Its audit
+//! log has what the agent asked.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::Api;
 use super::kinds::path_of;
+use super::manners::query_of;
 use super::tls::Authority;
+use super::{Api, ReceivedRequest};
 use crate::conf::documents;
 use crate::eventually::observed;
 use crate::node::netns::{Netns, checked};
@@ -29,6 +33,9 @@ pub const AGENT: &str = "system:serviceaccount:kube-system:denizen";
 /// The ranges that [`crate::node::fixture::service_ips`] are in.
 const SERVICE_RANGES: &str = "172.30.0.0/16,fd00:172:30::/112";
 
+/// In the server's folder.
+const AUDIT_LOG: &str = "audit.log";
+
 /// The folder with `kube-apiserver` and `etcd`, where there is one.
 pub fn assets() -> Option<PathBuf> {
     std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from)
@@ -43,7 +50,10 @@ pub struct RealServer {
     kubeconfig: PathBuf,
     namespace: String,
     is_old: bool,
-    processes: Vec<Child>,
+    flags: Vec<String>,
+    /// Both, while they run.
+    etcd: Option<Child>,
+    server: Option<Child>,
 }
 
 impl RealServer {
@@ -72,6 +82,7 @@ impl RealServer {
             "--listen-peer-urls=http://127.0.0.1:2380".to_owned(),
             "--unsafe-no-fsync".to_owned(),
         ];
+        let audited = file("audit.yaml", audit_policy().to_string())?;
         let server = [
             "--etcd-servers=http://127.0.0.1:2379".to_owned(),
             format!("--bind-address={}", address.ip()),
@@ -86,11 +97,14 @@ impl RealServer {
             format!("--service-account-key-file={checking}"),
             format!("--service-account-signing-key-file={signing}"),
             format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+            format!("--audit-policy-file={audited}"),
+            format!("--audit-log-path={}", folder.join(AUDIT_LOG).display()),
             // Nobody makes service accounts, which pods need otherwise.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
         let is_old = is_old(&release(&assets.join("kube-apiserver"))?);
         let gates = is_old.then(|| "--feature-gates=IPv6DualStack=true".to_owned());
+        let flags = server.into_iter().chain(gates).collect();
         let mut real = Self {
             assets: assets.to_owned(),
             address,
@@ -98,11 +112,12 @@ impl RealServer {
             kubeconfig: folder.join("kubeconfig"),
             namespace: netns.name().to_owned(),
             is_old,
-            processes: Vec::new(),
+            flags,
+            etcd: None,
+            server: None,
         };
-        real.spawn(netns, "etcd", &etcd)?;
-        real.spawn(netns, "kube-apiserver", server.iter().chain(&gates))?;
-        real.wait_ready()?;
+        real.etcd = Some(real.spawn(netns, "etcd", &etcd)?);
+        real.go_on(netns)?;
         let mut roles = documents("kubernetes/rbac.yaml")?;
         roles.retain(|object| object["kind"] != "ServiceAccount");
         real.put_roles(&roles)?;
@@ -120,18 +135,12 @@ impl RealServer {
         if self.is_old { "discovery.k8s.io/v1beta1" } else { "discovery.k8s.io/v1" }
     }
 
-    fn spawn<'f>(
-        &mut self,
-        netns: &Netns,
-        program: &str,
-        flags: impl IntoIterator<Item = &'f String>,
-    ) -> Result<()> {
+    fn spawn(&self, netns: &Netns, program: &str, flags: &[String]) -> Result<Child> {
         let log = fs::File::create(self.folder.join(format!("{program}.log")))?;
         let mut command = Command::new(self.assets.join(program));
         command.args(flags).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = netns.run(|| command.spawn())?;
-        self.processes.push(child.with_context(|| format!("cannot start {program}"))?);
-        Ok(())
+        child.with_context(|| format!("cannot start {program}"))
     }
 
     fn wait_ready(&mut self) -> Result<()> {
@@ -143,15 +152,17 @@ impl RealServer {
         ];
         let made = made.map(|path| ApiRequest { method: "GET", path, body: None });
         let log = self.folder.join("kube-apiserver.log");
+        let (mut etcd, mut server) = (self.etcd.take(), self.server.take());
         let made = || -> Result<Result<()>> {
             let made = self.ask(&made);
-            for process in &mut self.processes {
+            for process in [&mut etcd, &mut server].into_iter().flatten() {
                 ensure!(made.is_ok() || process.try_wait()?.is_none(), "it has ended");
             }
             Ok(made)
         };
-        observed("ready", PATIENCE, made, Result::is_ok)
-            .with_context(|| fs::read_to_string(&log).unwrap_or_default())?
+        let ready = observed("ready", PATIENCE, made, Result::is_ok);
+        (self.etcd, self.server) = (etcd, server);
+        ready.with_context(|| fs::read_to_string(&log).unwrap_or_default())?
     }
 
     /// Asks by curl, on one connection, until a request fails.
@@ -188,6 +199,73 @@ impl RealServer {
         let result = checked(&mut command).map(drop);
         result.with_context(|| fs::read_to_string(&answer).unwrap_or_default())
     }
+}
+
+/// Where ClusterNetworkPolicies are.
+const CLUSTER_POLICIES: &str = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies";
+
+/// ClusterNetworkPolicies as a server sees them that checks nothing in them.
+fn tiers_definition() -> Value {
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": "clusternetworkpolicies.policy.networking.k8s.io",
+            "annotations": { "api-approved.kubernetes.io": "unapproved, a test's" },
+        },
+        "spec": {
+            "group": "policy.networking.k8s.io", "scope": "Cluster",
+            "names": { "kind": "ClusterNetworkPolicy", "plural": "clusternetworkpolicies" },
+            "versions": [{
+                "name": "v1alpha2", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": schema },
+            }],
+        },
+    })
+}
+
+/// All that the agent asks, and nothing else.
+fn audit_policy() -> Value {
+    json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy",
+        "rules": [{ "level": "Metadata", "users": [AGENT] }, { "level": "None" }],
+    })
+}
+
+/// The requests of an audit log, in their order. It has several events of each.
+fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
+    let (now, clock) = (Instant::now(), Timestamp::now());
+    let mut numbers = HashMap::new();
+    let mut requests: Vec<ReceivedRequest> = Vec::new();
+    for line in log.lines() {
+        let event: Value = serde_json::from_str(line).context("the audit log")?;
+        let text = |name: &str| event[name].as_str().unwrap_or_default();
+        let number = *numbers.entry(text("auditID").to_owned()).or_insert(requests.len());
+        if number == requests.len() {
+            let uri = text("requestURI");
+            let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+            let begun: Timestamp = text("requestReceivedTimestamp").parse()?;
+            let ago = clock.duration_since(begun).try_into().unwrap_or_default();
+            requests.push(ReceivedRequest {
+                method: match text("verb") {
+                    "get" | "list" | "watch" => "GET".to_owned(),
+                    other => other.to_uppercase(),
+                },
+                path: path.to_owned(),
+                query: query_of(query),
+                // These it does not say.
+                protobuf: false,
+                only_metadata: false,
+                connection: None,
+                at: now.checked_sub(ago).context("before this machine started")?,
+                status: 0,
+            });
+        }
+        if let Some(code) = event["responseStatus"]["code"].as_u64() {
+            requests[number].status = u16::try_from(code)?;
+        }
+    }
+    Ok(requests)
 }
 
 /// What is asked.
@@ -257,6 +335,39 @@ impl Api for RealServer {
         self.ask(&[ApiRequest { method: "DELETE", path: path_of(object)?, body: None }])
     }
 
+    fn agent_requests(&self) -> Result<Vec<ReceivedRequest>> {
+        let log = fs::read_to_string(self.folder.join(AUDIT_LOG)).context("the audit log")?;
+        // The last line may be half written.
+        audited(&log[..log.rfind('\n').map_or(0, |end| end + 1)])
+    }
+
+    fn define_tiers(&self) -> Result<()> {
+        let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let definition = tiers_definition();
+        let name = definition["metadata"]["name"].as_str().unwrap_or_default();
+        self.ask(&ApiRequest::put(&format!("{path}/{name}"), &definition))?;
+        let served = [ApiRequest { method: "GET", path: CLUSTER_POLICIES.to_owned(), body: None }];
+        observed("served", PATIENCE, || Ok(self.ask(&served)), Result::is_ok)?
+    }
+
+    fn forbid_all(&self) -> Result<()> {
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/denizen".to_owned();
+        self.ask(&[ApiRequest { method: "DELETE", path, body: None }])
+    }
+
+    fn stop(&mut self) {
+        end(self.server.take());
+    }
+
+    fn go_on(&mut self, netns: &Netns) -> Result<()> {
+        self.server = Some(self.spawn(netns, "kube-apiserver", &self.flags)?);
+        self.wait_ready()
+    }
+
+    fn resumes(&self) -> bool {
+        !self.is_old
+    }
+
     fn put_all(&self, objects: &[Value]) -> Result<()> {
         let requests = objects.iter().map(|object| Ok(ApiRequest::put(&path_of(object)?, object)));
         let requests = requests.collect::<Result<Vec<_>>>()?;
@@ -266,9 +377,15 @@ impl Api for RealServer {
 
 impl Drop for RealServer {
     fn drop(&mut self) {
-        for process in self.processes.iter_mut().rev() {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        end(self.server.take());
+        end(self.etcd.take());
+    }
+}
+
+/// Ends a process, and waits until it has ended.
+fn end(process: Option<Child>) {
+    if let Some(mut process) = process {
+        let _ = process.kill();
+        let _ = process.wait();
     }
 }

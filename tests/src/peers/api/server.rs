@@ -1,4 +1,4 @@
-//! The tests' own API server: real HTTP/1.1 over real TLS, in a namespace.
+//! The tests' own API server: real HTTP over real TLS, in a namespace.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use super::Api;
 use super::answer::answer;
 use super::exec::Executor;
-use super::kinds::Resource;
+use super::kinds::{RESOURCES, Resource};
 use super::manners::{Manners, ReceivedRequest};
 use super::store::Store;
 use super::tls::{Authority, replace};
@@ -27,6 +27,9 @@ use crate::node::netns::Netns;
 
 /// The token that the kubeconfig file holds at first.
 const TOKEN: &str = "the-first-token";
+
+/// How many requests a connection may have, as with kube-apiserver since 1.29.
+const STREAMS: u32 = 100;
 
 /// What all connections share.
 #[derive(Default)]
@@ -36,6 +39,7 @@ pub(super) struct Shared {
     requests: Mutex<Vec<ReceivedRequest>>,
     executor: Mutex<Option<Executor>>,
     executions: Arc<Executions>,
+    connections: AtomicUsize,
     /// Ends every watch in the middle of a line.
     pub(super) cut: watch::Sender<u64>,
     /// Tells every watch that it is too old.
@@ -141,7 +145,11 @@ impl ApiServer {
         let listener = netns.run(|| TcpListener::bind(self.address))?;
         let listener = listener.with_context(|| format!("cannot listen at {}", self.address))?;
         listener.set_nonblocking(true)?;
-        let tls = self.authority.identity(self.address.ip())?.server_config()?;
+        let identity = self.authority.identity(self.address.ip())?;
+        let tls = Acceptors {
+            both: identity.server_config(&["h2", "http/1.1"])?.into(),
+            http1: identity.server_config(&["http/1.1"])?.into(),
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
@@ -149,7 +157,7 @@ impl ApiServer {
             runtime.block_on(async {
                 tokio::select! {
                     _ = stopped => {}
-                    result = accept(listener, TlsAcceptor::from(tls), shared) => panic!("{result:?}"),
+                    result = accept(listener, tls, shared) => panic!("{result:?}"),
                 }
             });
         });
@@ -222,6 +230,11 @@ impl ApiServer {
         self.shared.requests.lock().expect("nobody panics with it").clone()
     }
 
+    /// How many connections it has had.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
     /// Every object of this resource, by its plural.
     pub fn objects(&self, plural: &str) -> Vec<Value> {
         self.shared.store.all(plural)
@@ -256,6 +269,29 @@ impl Api for ApiServer {
     fn has_protobuf(&self) -> bool {
         !self.shared.manners().only_json
     }
+
+    fn agent_requests(&self) -> Result<Vec<ReceivedRequest>> {
+        Ok(self.requests())
+    }
+
+    fn define_tiers(&self) -> Result<()> {
+        self.behave(|manners| manners.tiers = true);
+        Ok(())
+    }
+
+    fn forbid_all(&self) -> Result<()> {
+        let all = RESOURCES.map(|resource| resource.plural);
+        self.behave(|manners| manners.forbidden = all.into());
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.stop();
+    }
+
+    fn go_on(&mut self, netns: &Netns) -> Result<()> {
+        self.go_on(netns)
+    }
 }
 
 impl Drop for ApiServer {
@@ -264,15 +300,21 @@ impl Drop for ApiServer {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: TlsAcceptor,
-    shared: Arc<Shared>,
-) -> Result<Infallible> {
+/// How it speaks TLS.
+#[derive(Clone)]
+struct Acceptors {
+    both: TlsAcceptor,
+    /// As a proxy that knows no HTTP/2.
+    http1: TlsAcceptor,
+}
+
+async fn accept(listener: TcpListener, tls: Acceptors, shared: Arc<Shared>) -> Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
+        let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
+        let tls = if shared.manners().only_http1 { &tls.http1 } else { &tls.both };
         let (tls, shared) = (tls.clone(), shared.clone());
         tokio::spawn(async move {
             // A client that does not trust us says so and goes.
@@ -281,10 +323,12 @@ async fn accept(
             };
             let service = service_fn(move |request| {
                 let shared = shared.clone();
-                async { Ok::<_, Infallible>(answer(shared, request).await) }
+                async move { Ok::<_, Infallible>(answer(shared, connection, request).await) }
             });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-            let _ = connection.with_upgrades().await;
+            let mut server = auto::Builder::new(TokioExecutor::new());
+            server.http2().max_concurrent_streams(STREAMS);
+            let stream = TokioIo::new(stream);
+            let _ = server.serve_connection_with_upgrades(stream, service).await;
         });
     }
 }

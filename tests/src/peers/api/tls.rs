@@ -66,13 +66,14 @@ impl Authority {
 }
 
 impl Identity {
-    /// How a server with this identity speaks TLS.
-    pub fn server_config(&self) -> Result<Arc<ServerConfig>> {
+    /// How a server with this identity speaks TLS, and that it speaks one of these protocols.
+    pub fn server_config(&self, protocols: &[&str]) -> Result<Arc<ServerConfig>> {
         let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&TLS12, &TLS13])?
             .with_no_client_auth()
             .with_single_cert(vec![self.certificate.der().clone()], key.into())?;
+        config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
         Ok(Arc::new(config))
     }
 }

@@ -59,7 +59,7 @@ fn an_answer_is_one_object_or_several() {
     let policy = |name: &str| json!({ "metadata": { "name": name, "namespace": "shop", "resourceVersion": "7" } });
     let written = ["a", "b"].map(|name| protobuf::object("NetworkPolicy", &policy(name)));
     let items = written.iter().map(Vec::as_slice);
-    let list = protobuf::list("networking.k8s.io/v1", "NetworkPolicy", "9", "", items);
+    let list = protobuf::list("networking.k8s.io/v1", "NetworkPolicy", "9", None, items);
     let one = protobuf::envelope("networking.k8s.io/v1", "NetworkPolicy", &written[0]);
     let json =
         json!({ "metadata": { "resourceVersion": "9" }, "items": [policy("a"), policy("b")] });

@@ -1,7 +1,7 @@
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::super::access::Credentials;
+use super::super::access::{Access, Credentials};
 use super::*;
 use crate::Features;
 use crate::running::in_runtime;
@@ -9,8 +9,9 @@ use crate::running::in_runtime;
 /// A follower of pods that has listed up to this version, and what it sends.
 async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
     let (events, mut sent) = mpsc::channel(16);
+    let access = Access { credentials: Credentials::ServiceAccount, server: None };
     let config = KubeConfig {
-        access: Access { credentials: Credentials::ServiceAccount, server: None },
+        client: SharedClient::new(access),
         node_name: "n".into(),
         since: Timestamp::UNIX_EPOCH,
         features: Features { services: false, network_policy: true, other_nodes: false },

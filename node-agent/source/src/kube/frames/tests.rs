@@ -1,6 +1,6 @@
 use std::panic::catch_unwind;
 
-use denizen_fixture::protobuf;
+use denizen_fixture::protobuf::{self, NextPage};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -16,8 +16,9 @@ fn pod(number: usize) -> Vec<u8> {
     protobuf::object("Pod", &json!({ "metadata": metadata, "status": status }))
 }
 
-fn list(pods: usize, version: &str, next: &str) -> Vec<u8> {
+fn list(pods: usize, version: &str, token: &str) -> Vec<u8> {
     let items: Vec<_> = (0..pods).map(pod).collect();
+    let next = Some(NextPage { token, remaining: 1 }).filter(|_| !token.is_empty());
     protobuf::list("v1", "Pod", version, next, items.iter().map(Vec::as_slice))
 }
 

@@ -151,7 +151,7 @@ impl PodFollowers {
     async fn count_nodes(&self) {
         let Some(nodes) = &self.with.scopes.nodes else { return };
         loop {
-            let counted = match self.with.config.access.client().await {
+            let counted = match self.with.config.client.get().await {
                 Ok(client) => count_nodes(&client, &self.with.traffic).await,
                 Err(error) => Err(Failure::from(error)),
             };
