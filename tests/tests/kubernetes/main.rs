@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
+mod any_server;
 mod api;
 mod events;
 mod firewall;
