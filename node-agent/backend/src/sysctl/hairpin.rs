@@ -167,12 +167,14 @@ fn turn_on_some(
     Ok(off)
 }
 
-/// For each of these links, the header of a request about it, if it is a bridge's port and has
-/// hairpin mode off.
+/// The header of a request about a link, if that is a bridge's port and has hairpin mode off.
+type FoundPort = Result<Option<[u8; IFINFOMSG]>, NetlinkError>;
+
+/// Reads these links.
 fn headers_of_lacking(
     socket: &mut Socket,
     links: &[Arc<str>],
-) -> Result<Vec<Result<Option<[u8; IFINFOMSG]>, NetlinkError>>, NetlinkError> {
+) -> Result<Vec<FoundPort>, NetlinkError> {
     let first = socket.sequences(links.len() as u32);
     let mut requests = Writer::default();
     for (index, link) in (0..).zip(links) {
