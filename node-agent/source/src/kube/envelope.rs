@@ -14,11 +14,6 @@ use denizen_object::{BorrowedText, ObjectKind, RawObject};
 /// What a client asks for: protobuf, and JSON where there is none.
 pub(super) const ACCEPT: &str = "application/vnd.kubernetes.protobuf, application/json";
 
-/// The same for a list of which only its objects' metadata is of use.
-pub(super) const ACCEPT_METADATA: &str = "\
-    application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
-    application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
 

@@ -36,7 +36,6 @@ pub(super) async fn answer(
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
         protobuf: accepted(&request).starts_with(PROTOBUF) && !shared.manners().only_json,
-        only_metadata: accepted(&request).contains("as=PartialObjectMetadataList"),
         connection: Some(connection),
         at: Instant::now(),
         status: 0,
@@ -293,11 +292,9 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     let next = (remaining > 0).then_some(NextPage { token: &token, remaining });
     let in_protobuf = received.protobuf && protobuf::has(target.resource.kind);
     let page = ListPage { objects: &objects[from..to], version, next };
-    let text: Bytes = match (in_protobuf, received.only_metadata) {
-        (true, true) => page.metadata_in_protobuf(target.resource).into(),
-        (true, false) => page.in_protobuf(target.resource).into(),
-        // A server may ignore that nothing else is asked for.
-        (false, _) => page.in_json(target.resource).into(),
+    let text: Bytes = match in_protobuf {
+        true => page.in_protobuf(target.resource).into(),
+        false => page.in_json(target.resource).into(),
     };
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
@@ -329,15 +326,6 @@ impl ListPage<'_> {
     fn in_protobuf(&self, Resource { version, kind, .. }: Resource) -> Vec<u8> {
         let items = self.objects.iter().filter_map(|object| object.protobuf.as_deref());
         protobuf::list(version, kind, &self.version.to_string(), self.next, items)
-    }
-
-    fn metadata_in_protobuf(&self, Resource { kind, .. }: Resource) -> Vec<u8> {
-        let metadata = |object: &Arc<Stored>| {
-            protobuf::object(kind, &json!({ "metadata": object.value["metadata"] }))
-        };
-        let items: Vec<_> = self.objects.iter().map(metadata).collect();
-        let (version, items) = (self.version.to_string(), items.iter().map(Vec::as_slice));
-        protobuf::list("meta.k8s.io/v1", "PartialObjectMetadata", &version, self.next, items)
     }
 
     /// As a real server's: items of a list do not say what they are.

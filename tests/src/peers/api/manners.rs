@@ -125,8 +125,6 @@ pub struct ReceivedRequest {
     pub query: BTreeMap<String, String>,
     /// Whether it asked for protobuf before JSON.
     pub protobuf: bool,
-    /// Whether it asked for objects' metadata alone.
-    pub only_metadata: bool,
     /// The number of its connection, where the server says it.
     pub connection: Option<usize>,
     /// When it came.

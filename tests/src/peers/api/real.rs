@@ -253,9 +253,8 @@ fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
                 },
                 path: path.to_owned(),
                 query: query_of(query),
-                // These it does not say.
+                // Neither of these does it say.
                 protobuf: false,
-                only_metadata: false,
                 connection: None,
                 at: now.checked_sub(ago).context("before this machine started")?,
                 status: 0,
