@@ -37,7 +37,8 @@ const POLICY: Firewall = Firewall {
     label: "fwpolicy",
     up: &[&[
         "nft",
-        "add table inet filter; add chain inet filter forward { type filter hook forward priority 0; policy drop; }",
+        "add table inet filter; \
+         add chain inet filter forward { type filter hook forward priority 0; policy drop; }",
     ]],
     show: &[&["nft", "-s", "list", "table", "inet", "filter"]],
     output: ["table inet filter, chain forward"; 2],
@@ -50,7 +51,8 @@ const LAST_RULE: Firewall = Firewall {
     up: &[
         &[
             "nft",
-            "add table inet fw; add chain inet fw others; add chain inet fw last { type filter hook forward priority 10; }",
+            "add table inet fw; add chain inet fw others; \
+             add chain inet fw last { type filter hook forward priority 10; }",
         ],
         &["nft", "add rule inet fw others ip daddr 192.0.2.0/24 accept"],
         &["nft", "add rule inet fw last jump others; add rule inet fw last counter reject"],
@@ -86,7 +88,9 @@ const INPUT: Firewall = Firewall {
     up: &[
         &[
             "nft",
-            "add table inet filter; add chain inet filter entry { type filter hook input priority 0; policy drop; }; add rule inet filter entry iif lo accept",
+            "add table inet filter; \
+             add chain inet filter entry { type filter hook input priority 0; policy drop; }; \
+             add rule inet filter entry iif lo accept",
         ],
         &["iptables-legacy", "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT"],
         &["iptables-legacy", "-w", "-P", "INPUT", "DROP"],
@@ -302,7 +306,8 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
     everyone_is_served(&fixture)?;
     // The remote pod is struck dumb: no answer comes that would make the connection established.
     fixture.cluster.world.remote.nft(
-        "table inet dumb { counter came {}; chain in { type filter hook input priority 0; udp dport 8080 counter name came drop; }; }",
+        "table inet dumb { counter came {}; chain in { type filter hook input priority 0; \
+         udp dport 8080 counter name came drop; }; }",
     )?;
     for (to, _) in every_way(10).filter(|(_, protocol)| *protocol == Protocol::Udp) {
         fixture.place(Who::Bridged).0.run(|| -> Result<()> {

@@ -18,7 +18,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const LIST: &str = "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\" }\n  ]\n}\n";
+const LIST: &str = r#"{
+  "cniVersion": "1.0.0", "name": "pods",
+  "plugins": [
+    { "type": "bridge" },
+    { "type": "portmap" }
+  ]
+}
+"#;
 const LONE: &str = "{ \"cniVersion\": \"0.4.0\", \"name\": \"pods\", \"type\": \"ptp\" }\n";
 
 struct CniNode {

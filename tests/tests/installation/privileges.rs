@@ -211,9 +211,10 @@ fn the_plugin_is_installed_and_taken_out_without_any() -> Result<()> {
     let (conf, bin) = (folder.path().join("net.d"), folder.path().join("bin"));
     fs::create_dir(&conf)?;
     fs::create_dir(&bin)?;
-    let text = "{ \"cniVersion\": \"1.0.0\", \"name\": \"pods\", \"plugins\": [ { \"type\": \"bridge\" } ] }\n";
+    let list = r#"{ "cniVersion": "1.0.0", "name": "pods", "plugins": [ { "type": "bridge" } ] }"#;
+    let text = format!("{list}\n");
     let list = conf.join("10-pods.conflist");
-    fs::write(&list, text)?;
+    fs::write(&list, &text)?;
     let run = |capabilities: &[String], flag: &str| -> Result<Output> {
         let mut command = container(capabilities);
         command.arg(binary::ours("denizen-agent")?).args(["install-cni", flag]);

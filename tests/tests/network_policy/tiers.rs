@@ -7,17 +7,18 @@
 //! | 2. Equal priorities | `order::equal_priorities_are_ordered_by_name_everywhere` |
 //! | 3. The order of rules beats actions | `order::the_first_rule_wins_whatever_it_does` |
 //! | 4. Being selected isolates nothing | `order::what_no_rule_is_about_stays_as_it_was` |
-//! | 5. A NetworkPolicy for one direction ends Baseline for that one alone | `order::network_policies_are_final_for_their_direction_alone` |
+//! | 5. NetworkPolicies end Baseline | `order::network_policies_are_final_for_their_direction_alone` |
 //! | 6. Pass skips the rest of its tier | `order::pass_goes_on_behind_the_tier` |
-//! | 7. Accept beats NetworkPolicies, for one direction | `order::accept_beats_network_policies_and_opens_no_other_direction` |
+//! | 7. Accept beats NetworkPolicies | `order::accept_beats_network_policies_and_opens_no_other_direction` |
 //! | 8. A denied port in an accepted range | `matching::a_port_that_is_denied_is_a_hole_in_a_range` |
 //! | 9. Edges of ranges | `matching::every_edge_of_ranges_is_where_it_was_written` |
 //! | 10. ICMP | `matching::rules_with_ports_say_nothing_of_pings` |
 //! | 11. A narrow network escapes a broad Deny | `matching::a_narrow_network_does_not_escape_a_broad_one` |
 //! | 12. Host bits, and /0 | `matching::host_bits_count_for_nothing_and_zero_is_everybody` |
-//! | 13. Accepted pods in a denied network | `matching::pods_are_accepted_out_of_a_denied_network`, `conformance` |
+//! | 13. Pods of a denied network | `conformance`, `matching::pods_are_accepted_out_of_a_denied_network` |
 //! | 14. What is not understood | `not_understood::it_fails_closed_rule_by_rule` |
-//! | 15. Probes | `not_understood::probes_pass_whatever_is_denied`, `kernel::a_nodes_probes_pass_a_policy_that_denies_all` |
+//! | 15. Probes, a broken policy | `not_understood::probes_pass_whatever_is_denied` |
+//! | 15. Probes, a policy that denies all | `kernel::a_nodes_probes_pass_a_policy_that_denies_all` |
 //! | 16. Pods in the host's network | `matching::pods_of_the_hosts_network_are_their_node` |
 //! | 17. Named ports | `matching::names_are_names_of_every_protocol` |
 //! | 18. Services, and hairpins | `kernel::a_pod_that_reaches_itself_through_its_service_is_judged` |

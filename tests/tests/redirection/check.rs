@@ -45,7 +45,8 @@ const CHANGES: [RuleChange; 8] = [
     ),
     (
         "a rule does something else",
-        "replace rule inet denizen-redirect outbound handle HANDLE meta skuid 7 counter return comment \"proxy-init/ignore-proxy-user-id\"",
+        "replace rule inet denizen-redirect outbound handle HANDLE meta skuid 7 counter return \
+         comment \"proxy-init/ignore-proxy-user-id\"",
         &[
             "rule \"proxy-init/ignore-proxy-user-id\" of chain outbound is missing",
             "chain outbound has a foreign rule: \"proxy-init/ignore-proxy-user-id\"",
@@ -53,7 +54,9 @@ const CHANGES: [RuleChange; 8] = [
     ),
     (
         "a rule is last",
-        "delete rule inet denizen-redirect outbound handle HANDLE; add rule inet denizen-redirect outbound meta skuid 2102 counter return comment \"proxy-init/ignore-proxy-user-id\"",
+        "delete rule inet denizen-redirect outbound handle HANDLE; \
+         add rule inet denizen-redirect outbound meta skuid 2102 counter return \
+         comment \"proxy-init/ignore-proxy-user-id\"",
         &["the rules of chain outbound are in another order"],
     ),
 ];

@@ -55,10 +55,12 @@ fn what_cannot_be_read_fails_the_add() {
 }
 
 /// Somebody's rule in the pod keeps connections from the proxy.
-const AGAINST: &str = "table inet other { chain output { type filter hook output priority 0; tcp dport 4140 reject with tcp reset; }; }";
+const AGAINST: &str = "table inet other { chain output { \
+    type filter hook output priority 0; tcp dport 4140 reject with tcp reset; }; }";
 
 /// Somebody's rule redirects them before.
-const BEFORE: &str = "table inet other { chain output { type nat hook output priority -150; meta l4proto tcp oifname eth0 redirect to :9999; }; }";
+const BEFORE: &str = "table inet other { chain output { \
+    type nat hook output priority -150; meta l4proto tcp oifname eth0 redirect to :9999; }; }";
 
 #[test]
 fn a_connection_that_does_not_arrive_fails_the_add() {

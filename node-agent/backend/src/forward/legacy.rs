@@ -134,7 +134,8 @@ mod tests {
                 drops(false),
             ),
             (
-                ":FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n-A FORWARD -j REJECT --reject-with icmp-host-prohibited",
+                ":FORWARD ACCEPT [0:0]\n-A FORWARD -s 10.0.0.0/8 -j ACCEPT\n\
+                 -A FORWARD -j REJECT --reject-with icmp-host-prohibited",
                 drops(false),
             ),
             (":FORWARD ACCEPT [0:0]\n-A FORWARD -p tcp -g X\n-A X -j DROP", DefaultFate::Passes),

@@ -84,8 +84,8 @@ impl fmt::Display for Remark {
         match self {
             Self::OpenFamily { service, family } => write!(
                 f,
-                "Service {service}: spec.loadBalancerSourceRanges has no range of {family}: everybody may use \
-                 its {family} load balancer IPs"
+                "Service {service}: spec.loadBalancerSourceRanges has no range of {family}: \
+                 everybody may use its {family} load balancer IPs"
             ),
             Self::OwnAddress { service, address } => write!(
                 f,

@@ -35,8 +35,8 @@ pub enum Credentials {
 #[derive(Debug, Error)]
 pub enum AccessError {
     #[error(
-        "cannot use the service account of this pod: mount one at /var/run/secrets/kubernetes.io/serviceaccount, \
-         or give --kubeconfig FILE or --manifests DIR"
+        "cannot use the service account of this pod: mount one at \
+         /var/run/secrets/kubernetes.io/serviceaccount, or give --kubeconfig FILE or --manifests DIR"
     )]
     ServiceAccount(#[source] Box<InClusterError>),
     #[error("cannot use the kubeconfig {}", path.display())]

@@ -110,7 +110,9 @@ impl<A: Api> ApiContext<A> {
             .delete(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": named(name) }))?;
         for family in ["ipv4", "ipv6"].iter().filter(|_| slices) {
             let metadata = named(&format!("{name}-{family}"));
-            let slice = json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata });
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": metadata,
+            });
             self.api.delete(&slice)?;
         }
         Ok(())

@@ -55,10 +55,11 @@ impl Authority {
     pub fn write_kubeconfig(&self, folder: &Path, url: &str, token: &str) -> Result<()> {
         replace(&folder.join("ca.crt"), &self.certificate)?;
         replace(&folder.join("token"), token)?;
+        let cluster = json!({ "server": url, "certificate-authority": folder.join("ca.crt") });
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "agent" } }],
-            "clusters": [{ "name": "test", "cluster": { "server": url, "certificate-authority": folder.join("ca.crt") } }],
+            "clusters": [{ "name": "test", "cluster": cluster }],
             "users": [{ "name": "agent", "user": { "tokenFile": folder.join("token") } }],
         });
         replace(&folder.join("kubeconfig"), &config.to_string())

@@ -129,7 +129,8 @@ fn add_rules_to(served: &Served, text: &mut String) -> std::fmt::Result {
     let choices: Vec<String> = served.endpoints.iter().enumerate().map(choice).collect();
     writeln!(
         text,
-        "add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
+        "add rule ip kube-proxy {chain} ip daddr {ip} tcp dport {port} \
+         ip saddr != 100.64.0.0/10 jump mark-for-masquerade\n\
          add rule ip kube-proxy {chain} numgen random mod {} vmap {{ {} }}",
         choices.len(),
         choices.join(", ")

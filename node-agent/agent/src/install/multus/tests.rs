@@ -9,7 +9,14 @@ use serde_json::{Value, json};
 
 use super::super::folder::{ConfigReport, FolderError, active, insert, take_out};
 
-const LIST: &str = "{\n  \"cniVersion\": \"1.0.0\", \"name\": \"pods\",\n  \"plugins\": [\n    { \"type\": \"bridge\" },\n    { \"type\": \"portmap\" }\n  ]\n}\n";
+const LIST: &str = r#"{
+  "cniVersion": "1.0.0", "name": "pods",
+  "plugins": [
+    { "type": "bridge" },
+    { "type": "portmap" }
+  ]
+}
+"#;
 const OLD_LIST: &str =
     r#"{"cniVersion":"0.3.1","name":"pods","plugins":[{"type":"bridge"}, {"type":"portmap"}]}"#;
 const LONE: &str = "{ \"cniVersion\": \"0.3.1\", \"name\": \"pods\", \"type\": \"ptp\" }\n";
