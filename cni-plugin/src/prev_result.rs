@@ -65,8 +65,13 @@ impl PrevResult {
             json::parse(raw.get()).map_err(|error| CniError::malformed("prevResult", &error))?;
         check_version(result.cni_version.as_deref(), version)?;
         let interfaces = result.interfaces.unwrap_or_default();
-        let ours =
-            |interface: &RawInterface| interface.is_in_sandbox() && interface.name == if_name;
+        // Azure's and kindnet's plugins leave out the sandbox of the only interface that they list.
+        let no_sandbox = !interfaces
+            .iter()
+            .any(|interface| interface.is_in_sandbox() && interface.name == if_name);
+        let ours = |interface: &RawInterface| {
+            interface.name == if_name && (interface.is_in_sandbox() || no_sandbox)
+        };
         let (mut ips, mut gateways) = (Vec::new(), Vec::new());
         for ip in result.ips.unwrap_or_default() {
             let address = address(&ip)?;
@@ -88,9 +93,10 @@ impl PrevResult {
         let own = interfaces.iter().find(|interface| ours(interface));
         let has_interface = own.is_some();
         let mac = own.and_then(|interface| interface.mac.clone()).filter(|mac| !mac.is_empty());
-        let on_node = interfaces.into_iter().filter(|interface| !interface.is_in_sandbox());
+        let on_node =
+            interfaces.iter().filter(|interface| !interface.is_in_sandbox() && !ours(interface));
         Ok(PrevResult {
-            host_links: on_node.map(|interface| interface.name).collect(),
+            host_links: on_node.map(|interface| interface.name.clone()).collect(),
             has_interface,
             ips,
             gateways,

@@ -24,6 +24,22 @@ fn addresses_of_other_interfaces_are_ignored() {
     }
 }
 
+/// As Azure's and kindnet's plugins write it. The node may have an interface of that name too.
+#[test]
+fn the_pod_s_interface_may_be_named_without_its_sandbox() {
+    let text = r#"{"interfaces": [{"name": "eth0", "mac": "02:00:00:00:00:01"}, {"name": "knet0"}],
+        "ips": [{"address": "10.0.0.2/32", "interface": 0}, {"address": "fd00::2/128"}]}"#;
+    let read = prev_result(CniVersion::V0_4_0, text).unwrap();
+    let expected = PrevResult {
+        host_links: vec!["knet0".into()],
+        has_interface: true,
+        ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+        gateways: vec![],
+        mac: Some("02:00:00:00:00:01".to_owned()),
+    };
+    assert_eq!(read, expected);
+}
+
 #[test]
 fn a_result_may_be_empty() {
     let (host_links, ips, gateways) = (vec![], vec![], vec![]);
