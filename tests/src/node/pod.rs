@@ -36,6 +36,17 @@ pub enum Wiring {
     Routed,
 }
 
+/// What a plugin of another maker gave a pod, made by hand.
+#[derive(Debug)]
+pub struct MadeByHand {
+    /// The node's end of the pod's veth.
+    pub host_interface: String,
+    /// The interface through which the node's stack sees the pod's packets come in.
+    pub input_interface: String,
+    /// What that plugin returns.
+    pub result: Value,
+}
+
 /// A pod of the node.
 #[derive(Debug)]
 pub struct Pod {
@@ -105,7 +116,6 @@ impl Pod {
         wiring: Wiring,
         addresses: &[IpAddr],
     ) -> Result<Self> {
-        let call = Call::of_pod(netns.name(), name, &netns.path());
         let host_interface = format!("v-{name}");
         wire_node(node, &netns, &host_interface, wiring, addresses)?;
         wire_pod(&netns, wiring, addresses)?;
@@ -121,14 +131,32 @@ impl Pod {
             "interfaces": [{ "name": host_interface }, { "name": POD_INTERFACE, "sandbox": netns.path() }],
             "ips": ips.collect::<Vec<_>>(),
         });
-        let (addresses, chain, took) = (addresses.to_vec(), by_hand(), Vec::new());
-        Ok(Self { netns, addresses, input_interface, host_interface, call, chain, result, took })
+        let made = MadeByHand { host_interface, input_interface, result };
+        Ok(Self::made_by_hand(netns, name, CNI_VERSION, made))
     }
 
-    /// Has the real plugin record a pod that was wired by hand.
+    /// A pod whose links are there, not recorded anywhere yet. The runtime speaks `version` of the
+    /// CNI specification.
+    pub fn made_by_hand(netns: Netns, name: &str, version: &'static str, made: MadeByHand) -> Self {
+        let MadeByHand { host_interface, input_interface, result } = made;
+        Self {
+            addresses: addresses_of(&result),
+            input_interface,
+            host_interface,
+            call: Call::of_pod(netns.name(), name, &netns.path()),
+            chain: Chain { version, ..Chain::new("by-hand", Vec::new()) },
+            netns,
+            result,
+            took: Vec::new(),
+        }
+    }
+
+    /// Has the real plugin record a pod whose links are there.
     pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
-        self.chain = by_hand().then_denizen(run_dir, options);
-        let added = self.chain.add_after(node, &self.call, Some(self.result.clone()));
+        self.chain = self.chain.clone().without_denizen().then_denizen(run_dir, options);
+        let ours = self.chain.plugins.last().cloned().into_iter().collect();
+        let ours = Chain { plugins: ours, ..self.chain.clone() };
+        let added = ours.add_after(node, &self.call, Some(self.result.clone()));
         let added = added.map_err(failed("ADD"))?;
         (self.result, self.took) = (added.result, added.took);
         Ok(())
@@ -202,11 +230,6 @@ impl Pod {
     pub fn attachment(&self) -> String {
         format!("{}/{POD_INTERFACE}", self.call.container)
     }
-}
-
-/// Only what is chained to it later: for a pod whose interface is made by hand.
-fn by_hand() -> Chain {
-    Chain::new("by-hand", Vec::new())
 }
 
 fn failed(command: &str) -> impl Fn(Refusal) -> anyhow::Error {

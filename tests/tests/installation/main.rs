@@ -13,6 +13,7 @@ mod containerd;
 mod documents;
 mod helm;
 mod install_cni;
+mod other_plugins;
 mod privileges;
 mod programs;
 mod publish;

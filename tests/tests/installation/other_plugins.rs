@@ -1,0 +1,339 @@
+//! Denizen behind other makers' CNI plugins: pods are detected exactly, services, hairpin, policies
+//! and DEL.
+
+mod makers;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use denizen_state::{Attachment, AttachmentId, RunDir};
+use denizen_tests::agent::Agent;
+use denizen_tests::eventually::eventually;
+use denizen_tests::node::cluster::{Cluster, NODE, serve};
+use denizen_tests::node::fixture::{PORT, service_ips};
+use denizen_tests::node::manifest::{self, Port};
+use denizen_tests::node::netns::Netns;
+use denizen_tests::node::pod::Pod;
+use denizen_tests::node::world::host_length;
+use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
+use denizen_tests::packets::server::Server;
+use serde_json::{Value, json};
+
+use makers::Maker;
+
+/// What has not come about by then never will.
+const BOUND: Duration = Duration::from_secs(20);
+
+const NODE_PORT: u16 = 30080;
+
+/// A node whose pods a maker's plugin attaches, with an agent.
+struct MakersNode {
+    maker: Maker,
+    label: &'static str,
+    cni_data: PathBuf,
+    agent: Agent,
+    cluster: Cluster,
+}
+
+/// A pod that answers. The server ends before the pod does.
+struct ServingPod {
+    server: Server,
+    pod: Pod,
+}
+
+fn web() -> [Port; 1] {
+    [Port::tcp("http", 80, PORT).at_node(NODE_PORT)]
+}
+
+fn peer(app: &str) -> Value {
+    json!([{ "podSelector": { "matchLabels": { "app": app } } }])
+}
+
+fn policy(app: &str, spec: &Value) -> Value {
+    let mut policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": { "namespace": "default", "name": app },
+        "spec": { "podSelector": { "matchLabels": { "app": app } } },
+    });
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        policy["spec"][key] = value.clone();
+    }
+    policy
+}
+
+impl MakersNode {
+    fn new(label: &'static str, maker: Maker) -> Result<Self> {
+        let cluster = Cluster::new(label, &Value::Null)?;
+        let cni_data = cluster.world.subfolder("addresses")?;
+        let agent = cluster.start_agent_with(["--network-policy=on"])?;
+        Ok(Self { maker, label, cni_data, agent, cluster })
+    }
+
+    /// A pod that the maker's plugin attaches and denizen records.
+    fn add(&self, name: &'static str, number: u8) -> Result<ServingPod> {
+        let netns = Netns::new(&format!("{}-{name}", self.label))?;
+        let object = |ips: &[IpAddr]| {
+            let ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {
+                    "namespace": "default", "name": name, "uid": format!("uid-{}", netns.name()),
+                    "labels": { "app": name },
+                },
+                "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
+                "status": { "phase": "Running", "podIPs": ips },
+            })
+        };
+        let manifest = format!("pod-{name}");
+        self.cluster.manifests.put(&manifest, &[object(&[])])?;
+        let about = object(&[]);
+        let node = &self.cluster.world.node;
+        let mut pod = self.maker.attach(node, netns, (name, number), &self.cni_data)?;
+        let wait = json!({ "waitForAgent": { "timeout": "20s", "onTimeout": "fail" } });
+        pod.record(node, self.cluster.run_dir(), &wait)?;
+        self.is_what_ip_says(&pod)?;
+        let mut about = about;
+        about["status"]["podIPs"] = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
+        self.cluster.manifests.put(&manifest, &[about])?;
+        let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
+        Ok(ServingPod { server, pod })
+    }
+
+    fn records(&self) -> Result<Vec<(AttachmentId, Attachment)>> {
+        let state = RunDir::open(self.cluster.run_dir())?.read()?.context("a state file")?;
+        Ok(state.attachments.into_iter().collect())
+    }
+
+    /// Holds the pod's record against what the kernel says to `ip`.
+    fn is_what_ip_says(&self, pod: &Pod) -> Result<()> {
+        let records = self.records()?;
+        let found = records.into_iter().find(|(id, _)| id.0 == pod.attachment());
+        let record = found.context("no record")?.1;
+        let links = |netns: &Netns, link: &str| -> Result<Value> {
+            let text = netns.output("ip", &["-json", "address", "show", link])?;
+            Ok(serde_json::from_str::<Value>(&text)?[0].take())
+        };
+        let inside = links(&pod.netns, "eth0")?;
+        let addresses = inside["addr_info"].as_array().into_iter().flatten();
+        let addresses = addresses.filter(|address| address["scope"] == "global");
+        let addresses: BTreeSet<String> =
+            addresses.filter_map(|address| address["local"].as_str().map(str::to_owned)).collect();
+        let recorded: BTreeSet<String> = record.ips.iter().map(IpAddr::to_string).collect();
+        assert_eq!(recorded, addresses);
+        assert_eq!(recorded.len(), self.maker.ranges.len(), "{record:?}");
+        assert_eq!(json!(record.mac), inside["address"]);
+        let host = record.host_interface.context("no interface on the node")?;
+        assert_eq!(host.name, pod.host_interface());
+        let outside = links(&self.cluster.world.node, &host.name)?;
+        assert_eq!(json!(host.index), outside["ifindex"]);
+        assert_eq!(json!(host.mac), outside["address"]);
+        assert_eq!(json!(host.index), inside["link_index"]);
+        assert_eq!(record.bridge.as_deref(), self.maker.bridge);
+        Ok(())
+    }
+
+    /// The Services `far`, of another node's pod, and `near`, of these pods, with a node port.
+    fn put_services(&self, near: &[&ServingPod]) -> Result<Server> {
+        let remote = self.cluster.remote_web(&service_ips(10), Port::tcp("http", 80, PORT))?;
+        let mut objects = vec![manifest::service("near", &service_ips(11), &web())];
+        for is_ipv6 in [false, true] {
+            let all = near.iter().flat_map(|serving| &serving.pod.addresses);
+            let endpoints: Vec<_> =
+                all.filter(|ip| ip.is_ipv6() == is_ipv6).map(|ip| (*ip, NODE)).collect();
+            if !endpoints.is_empty() {
+                objects.push(manifest::slice("near", &web(), &endpoints));
+            }
+        }
+        self.cluster.manifests.put("near", &objects)?;
+        Ok(remote)
+    }
+
+    /// What comes of a connection of `from`, from its address of the family, to `to`.
+    fn of_pod(&self, from: &ServingPod, to: IpAddr, port: u16) -> Result<Outcome> {
+        let source = from.pod.address_like(to).context("an address of that family")?;
+        Ok(Probe::tcp(SocketAddr::new(to, port)).from(source).ask_in(&from.pod.netns))
+    }
+
+    fn of_client(&self, to: IpAddr, port: u16) -> Outcome {
+        Probe::tcp(SocketAddr::new(to, port)).patience(SILENCE).ask_in(&self.cluster.world.client)
+    }
+
+    fn families(&self, pod: &ServingPod) -> impl Iterator<Item = usize> + use<> {
+        let all: Vec<_> = pod.pod.addresses.iter().map(|ip| usize::from(ip.is_ipv6())).collect();
+        all.into_iter()
+    }
+}
+
+fn ensure_answered(what: &str, outcome: &Outcome, by: IpAddr, seen: IpAddr) -> Result<()> {
+    let found = (outcome.endpoint().map(|endpoint| endpoint.ip()), outcome.seen());
+    ensure!(found == (Some(by), Some(seen)), "{what}: {outcome:?}; not {by}, which saw {seen}");
+    Ok(())
+}
+
+/// Two pods, another one in the place of the first, and everybody else.
+fn plays(label: &'static str, maker: Maker) -> Result<()> {
+    let node = MakersNode::new(label, maker)?;
+    let (first, second) = (node.add("a", 11)?, node.add("b", 12)?);
+    let world = &node.cluster.world;
+    let _remote = node.put_services(&[&first])?;
+    for family in node.families(&first) {
+        services(&node, &first, &second, family).with_context(|| format!("family {family}"))?;
+    }
+
+    let ingress = json!({ "policyTypes": ["Ingress"], "ingress": [{ "from": peer("b") }] });
+    let egress = json!({ "policyTypes": ["Egress"], "egress": [{ "to": peer("a") }] });
+    let policies = [policy("a", &ingress), policy("b", &egress)];
+    node.cluster.manifests.put("policies", &policies)?;
+    for family in node.families(&first) {
+        policed(&node, &first, &second, family).with_context(|| format!("family {family}"))?;
+    }
+
+    // Another pod gets the addresses of one that ended, and nothing of its policies.
+    let addresses = first.pod.addresses.clone();
+    let ServingPod { server, pod } = first;
+    drop(server);
+    let input = pod.input_interface.clone();
+    pod.detach(&world.node)?;
+    assert_eq!(node.records()?.len(), 1, "one record is left");
+    let to = SocketAddr::new(service_ips(10)[usize::from(addresses[0].is_ipv6())], 80);
+    let input = Some(input.as_str()).filter(|_| node.maker.bridge.is_some()).unwrap_or("eth0");
+    let explained = node.agent.explain(addresses[0], Some(input), to, Protocol::Tcp)?;
+    assert!(!explained.local, "{explained:?}");
+    node.cluster.manifests.remove("pod-a")?;
+    let third = node.add("c", 11)?;
+    for family in node.families(&third) {
+        let (far, own) = (service_ips(10)[family], own(&third, family)?);
+        let remote = world.addresses().remote[family];
+        let outcome = node.of_pod(&third, far, 80)?;
+        ensure_answered("the next pod's first", &outcome, remote, own)?;
+        if third.pod.addresses == addresses {
+            let outcome = node.of_client(own, PORT);
+            ensure_answered("to the next pod", &outcome, own, world.addresses().client[family])?;
+        }
+    }
+    for serving in [second, third] {
+        drop(serving.server);
+        serving.pod.detach(&world.node)?;
+    }
+    assert_eq!(node.records()?, []);
+    Ok(())
+}
+
+fn own(pod: &ServingPod, family: usize) -> Result<IpAddr> {
+    let mut all = pod.pod.addresses.iter().copied();
+    all.find(|ip| usize::from(ip.is_ipv6()) == family).context("an address of that family")
+}
+
+fn services(
+    node: &MakersNode,
+    first: &ServingPod,
+    second: &ServingPod,
+    family: usize,
+) -> Result<()> {
+    let world = &node.cluster.world;
+    let addresses = world.addresses();
+    let [far, near] = [10, 11].map(|number| service_ips(number)[family]);
+    let (a, b) = (own(first, family)?, own(second, family)?);
+    let (remote, client) = (addresses.remote[family], addresses.client[family]);
+    eventually("served", BOUND, || Ok(node.of_pod(second, near, 80)?.endpoint().is_some()))?;
+    eventually("served", BOUND, || Ok(node.of_pod(second, far, 80)?.endpoint().is_some()))?;
+
+    let of_pod = |from, to, port| node.of_pod(from, to, port);
+    ensure_answered("a local pod keeps its address", &of_pod(first, far, 80)?, remote, a)?;
+    ensure_answered("also to a neighbour", &of_pod(second, near, 80)?, a, b)?;
+    ensure_answered("pods without a service", &of_pod(second, a, PORT)?, a, b)?;
+    ensure_answered("a pod of another node", &of_pod(first, remote, PORT)?, remote, a)?;
+    let hairpin = of_pod(first, near, 80)?;
+    ensure!(hairpin.endpoint().is_some_and(|by| by.ip() == a), "to itself: {hairpin:?}");
+    let seen = node.of_client(far, 80).seen().context("a client of the cluster IP")?;
+    ensure!(node.cluster.is_nodes(seen)?, "a stranger was seen as {seen}");
+    let own_node = addresses.node.iter().find(|ip| usize::from(ip.is_ipv6()) == family);
+    let own_node = *own_node.context("an address of the node")?;
+    let by_port = node.of_client(own_node, NODE_PORT);
+    ensure!(by_port.endpoint().is_some_and(|by| by.ip() == a), "node port: {by_port:?}");
+    ensure_answered("a client", &node.of_client(a, PORT), a, client)?;
+
+    // The pod's interface with an address that nobody gave it is a stranger's.
+    let stranger: IpAddr = ["198.51.100.9", "fd00:198:51::9"][family].parse()?;
+    let length = host_length(stranger);
+    first.pod.netns.ip(&format!("addr add {stranger}/{length} dev eth0 nodad"))?;
+    let device = &first.pod.input_interface;
+    world.node.ip(&format!("route add {stranger}/{length} dev {device}"))?;
+    let asked = Probe::tcp(SocketAddr::new(far, 80)).from(stranger).patience(SILENCE);
+    let outcome = asked.ask_in(&first.pod.netns);
+    let is_own = outcome.seen().is_some_and(|seen| seen == stranger);
+    ensure!(!is_own, "an address that nobody recorded is a local pod's: {outcome:?}");
+    first.pod.netns.ip(&format!("addr del {stranger}/{length} dev eth0"))?;
+    world.node.ip(&format!("route del {stranger}/{length} dev {device}"))
+}
+
+fn policed(
+    node: &MakersNode,
+    first: &ServingPod,
+    second: &ServingPod,
+    family: usize,
+) -> Result<()> {
+    let world = &node.cluster.world;
+    let [far, near] = [10, 11].map(|number| service_ips(number)[family]);
+    let (a, b) = (own(first, family)?, own(second, family)?);
+    let remote = world.addresses().remote[family];
+    eventually("isolated", BOUND, || Ok(node.of_client(a, PORT) == Outcome::Dropped))?;
+    let silent = |netns: &Netns, from: Option<IpAddr>, to: IpAddr, port: u16| {
+        let probe = Probe { from, ..Probe::tcp(SocketAddr::new(to, port)) }.patience(SILENCE);
+        let outcome = probe.ask_in(netns);
+        ensure!(outcome == Outcome::Dropped, "to {to}: {outcome:?}");
+        Ok(())
+    };
+    silent(&world.remote, Some(remote), a, PORT).context("a pod of another node")?;
+    silent(&second.pod.netns, Some(b), remote, PORT).context("out of the second")?;
+    silent(&second.pod.netns, Some(b), far, 80).context("out of the second, by a service")?;
+    ensure_answered("the permitted peer", &node.of_pod(second, a, PORT)?, a, b)?;
+    ensure_answered("by a service", &node.of_pod(second, near, 80)?, a, b)?;
+    ensure_answered("the first's own", &node.of_pod(first, remote, PORT)?, remote, a)?;
+    let of_node = Probe::tcp(SocketAddr::new(a, PORT)).ask_in(&world.node);
+    ensure!(of_node.endpoint().is_some(), "the pod's own node: {of_node:?}");
+    Ok(())
+}
+
+#[test]
+fn flannel() -> Result<()> {
+    plays("by-flannel", makers::flannel())
+}
+
+#[test]
+fn kindnet_with_ptp() -> Result<()> {
+    plays("by-ptp", makers::kindnet_by_ptp())
+}
+
+#[test]
+fn kindnet() -> Result<()> {
+    plays("by-kindnet", makers::kindnet())
+}
+
+#[test]
+fn calico() -> Result<()> {
+    plays("by-calico", makers::calico())
+}
+
+#[test]
+fn aws_vpc() -> Result<()> {
+    plays("by-aws", makers::aws_vpc(&["10.99.64.0/24"]))
+}
+
+#[test]
+fn aws_vpc_with_ipv6() -> Result<()> {
+    plays("by-aws6", makers::aws_vpc(&["fd00:10:99::/64"]))
+}
+
+#[test]
+fn azure() -> Result<()> {
+    plays("by-azure", makers::azure())
+}
+
+#[test]
+fn cilium_chained() -> Result<()> {
+    plays("by-cilium", makers::cilium_chained())
+}
