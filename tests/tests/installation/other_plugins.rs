@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_state::{Attachment, AttachmentId, RunDir};
 use denizen_tests::agent::Agent;
-use denizen_tests::eventually::eventually;
+use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::{Cluster, NODE, serve};
 use denizen_tests::node::fixture::{PORT, service_ips};
 use denizen_tests::node::manifest::{self, Port};
@@ -316,6 +316,36 @@ fn kindnet() -> Result<()> {
 #[test]
 fn calico() -> Result<()> {
     plays("by-calico", makers::calico())
+}
+
+/// Calico makes both ends of a veth in the pod, where the node's end has the same low index each
+/// time, gives all the same MAC address, and moves them out: a new pod's interface may have index
+/// and address of one whose DEL was lost. It is not the old one with another name.
+#[test]
+fn a_lost_pod_of_calico_is_not_the_next_one() -> Result<()> {
+    let node = MakersNode::new("by-lost", makers::calico())?;
+    let ServingPod { server, pod } = node.add("lost", 11)?;
+    drop(server);
+    let lost = node.records()?;
+    node.cluster.world.node.ip(&format!("link del {}", pod.host_interface()))?;
+    let next = node.add("next", 12)?;
+    let index = |record: &Attachment| record.host_interface.as_ref().map(|link| link.index);
+    let of_next = |records: Vec<(AttachmentId, Attachment)>| {
+        records.into_iter().find(|(id, _)| id.0 == next.pod.attachment())
+    };
+    let (_, record) = of_next(node.records()?).context("recorded")?;
+    assert_eq!(index(&record), index(&lost[0].1), "the kernel gave it the same index");
+    observed(
+        "the lost pod's record is removed",
+        BOUND,
+        || node.records(),
+        |records| records.len() == 1,
+    )?;
+    let (_, after) = of_next(node.records()?).context("the next pod's record stays")?;
+    assert_eq!(after, record);
+    let log = node.agent.log();
+    ensure!(!log.contains("renamed"), "{log}");
+    Ok(())
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //!
 //! The published links may be older than a record that a plugin has just written. So they only give
 //! the reason to check; what is written comes from a full list *that begins after the record was
-//! read*.
+//! read*. A link that only got the index of another is not followed: [`super::prune`] removes that
+//! record.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::behind::PodEnds;
 use super::links::{LinkError, LinksByIndex};
 use super::{LOCK_WAIT, PublishedAttachments};
 use crate::Outlet;
@@ -63,12 +65,17 @@ async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
         return Ok(());
     };
     let links = node::links().await?;
-    let moved = moved(&state, &LinksByIndex::of(&links));
+    let mut moved = moved(&state, &LinksByIndex::of(&links));
     if moved.is_empty() {
         return Ok(());
     }
     let path = run_dir.to_owned();
-    spawn_blocking(move || change(&path, moved)).await??;
+    spawn_blocking(move || {
+        let mut ends = PodEnds::open();
+        moved.retain(|moved| !ends.contradict(&moved.read, &moved.new));
+        if moved.is_empty() { Ok(()) } else { change(&path, moved) }
+    })
+    .await??;
     Ok(())
 }
 

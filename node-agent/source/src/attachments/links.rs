@@ -33,7 +33,12 @@ impl<'a> LinksByIndex<'a> {
         self.0.get(&index).copied()
     }
 
-    /// The link of `record`. If only its name *or* only its address differs, it is still the same
+    /// Whether the link of this index leads into a pod, as far as one can see from the node.
+    pub(super) fn is_pod_s_veth(&self, index: u32) -> bool {
+        self.at(index).is_some_and(|link| link.kind == LinkKind::VethToOtherNetns)
+    }
+
+    /// The link of `record`. If only its name *or* only its address differs, it may be the same
     /// link: links are renamed, and the host's udev gives a new link a new address. If both differ,
     /// it is another link that got a freed index.
     fn link(&self, record: &Attachment) -> Option<&'a Link> {

@@ -11,6 +11,7 @@
 #![expect(clippy::disallowed_methods, reason = "the keeping of records is paced by its own clock")]
 
 pub mod adopt;
+mod behind;
 mod cache;
 mod called;
 mod find;

@@ -2,8 +2,8 @@
 //! and some runtimes DEL with a list of plugins from before denizen was installed.
 //!
 //! A record is removed only if its link is missing from a full list of links *that begins after the
-//! record was read*. So a record that is made or changed meanwhile is safe, whatever the list
-//! contains.
+//! record was read*, or is another pod's there. So a record that is made or changed meanwhile is
+//! safe, whatever the list contains.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,10 +13,11 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::LOCK_WAIT;
+use super::behind::{PodEnds, superseded};
 use super::links::{LinkError, LinksByIndex};
 use crate::node::{self, Link};
 
-/// Removes every record whose link is gone. `known`, the last published links, only decides whether
+/// Removes every record whose link is gone, or is another pod's by now. `known`, the last published links, only decides whether
 /// to check. It is empty until the links were listed once, and then nothing is removed.
 ///
 /// # Errors
@@ -29,27 +30,56 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     let path = run_dir.to_owned();
     let state = spawn_blocking(move || RunDir::open(&path)?.read()).await?;
     let Ok(Some(state)) = state else { return Ok(()) };
-    let mut lost = lost(state, known);
-    if lost.is_empty() {
+    if suspects(&state, known).is_empty() {
         return Ok(());
     }
-    let now = node::links().await?;
-    let now = LinksByIndex::of(&now);
-    lost.retain(|_, record| now.lacks(record));
-    if lost.is_empty() {
+    let suspects = suspects(&state, &node::links().await?);
+    if suspects.is_empty() {
         return Ok(());
     }
     let path = run_dir.to_owned();
-    spawn_blocking(move || remove(&path, &lost)).await??;
+    spawn_blocking(move || {
+        let lost = lost(suspects);
+        if lost.is_empty() { Ok(()) } else { remove(&path, &lost) }
+    })
+    .await??;
     Ok(())
 }
 
-/// The records whose link is not in `links`.
-fn lost(state: State, links: &[Link]) -> HashMap<AttachmentId, Attachment> {
+/// A record whose link may be gone.
+#[derive(Debug)]
+struct Suspect {
+    read: Attachment,
+    /// With the link that has the index now, and only the name or only the MAC address in common;
+    /// `None` if the record's link is gone for sure.
+    perhaps: Option<Attachment>,
+}
+
+/// The records whose link is not in `links`, or perhaps not.
+fn suspects(state: &State, links: &[Link]) -> HashMap<AttachmentId, Suspect> {
     let links = LinksByIndex::of(links);
-    let mut lost: HashMap<_, _> = state.attachments.into_iter().collect();
-    lost.retain(|_, record| links.lacks(record));
-    lost
+    let superseded = superseded(state, &links);
+    let of = |(id, read): (&AttachmentId, &Attachment)| {
+        let perhaps = links.moved(read);
+        let is_gone = links.lacks(read) || superseded.contains(id);
+        let differs = |now: &Attachment| now.host_interface != read.host_interface;
+        if !is_gone && !perhaps.as_ref().is_some_and(differs) {
+            return None;
+        }
+        let perhaps = perhaps.filter(|_| !is_gone);
+        Some((id.clone(), Suspect { read: read.clone(), perhaps }))
+    };
+    state.attachments.iter().filter_map(of).collect()
+}
+
+/// Those whose link is gone, or leads to another pod.
+fn lost(suspects: HashMap<AttachmentId, Suspect>) -> HashMap<AttachmentId, Attachment> {
+    let mut ends = PodEnds::open();
+    let mut is_gone = |suspect: &Suspect| {
+        suspect.perhaps.as_ref().is_none_or(|now| ends.contradict(&suspect.read, now))
+    };
+    let lost = suspects.into_iter().filter(|(_, suspect)| is_gone(suspect));
+    lost.map(|(id, suspect)| (id, suspect.read)).collect()
 }
 
 /// Removes the records in `lost` that are unchanged since the read.
@@ -71,8 +101,11 @@ fn remove(run_dir: &Path, lost: &HashMap<AttachmentId, Attachment>) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    use denizen_state::Epoch;
+
     use super::super::links::record;
     use super::*;
+    use crate::node::LinkKind;
 
     #[test]
     fn only_records_that_are_unchanged_since_the_read_are_removed() {
@@ -83,11 +116,42 @@ mod tests {
         (gone.if_name, added_again.if_name) = ("gone".to_owned(), "again".to_owned());
         dir.put(LOCK_WAIT, &gone).unwrap();
         dir.put(LOCK_WAIT, &added_again).unwrap();
-        let lost = lost(dir.read().unwrap().unwrap(), &[]);
+        let lost = lost(suspects(&dir.read().unwrap().unwrap(), &[]));
         added_again.host_interface.as_mut().unwrap().index = 60;
         dir.put(LOCK_WAIT, &added_again).unwrap();
         remove(&path, &lost).unwrap();
         let left = dir.read().unwrap().unwrap().attachments;
         assert_eq!(left.into_values().collect::<Vec<_>>(), [added_again]);
+    }
+
+    #[test]
+    fn of_two_records_of_one_veth_the_newer_stays() {
+        let mut state = State::empty(Epoch("e".to_owned()));
+        let mut put = |name: &str, link: (&str, u32, &str), added_at: &str| {
+            let mut record = record(Some(link));
+            (record.if_name, record.added_at) = (name.to_owned(), added_at.to_owned());
+            state.attachments.insert(record.id(), record);
+        };
+        put("old", ("cali1", 7, "ee"), "2026-11-29T08:00:00.1Z");
+        put("new", ("cali1", 7, "ee"), "2026-11-29T08:00:00.2Z");
+        put("port", ("uplink", 8, "ee"), "2026-11-29T08:00:00Z");
+        put("shared", ("uplink", 8, "ee"), "2026-11-29T09:00:00Z");
+        put("renamed", ("cali3", 9, "ee"), "2026-11-29T08:00:00Z");
+        let link = |index, name: &str, kind| Link {
+            index,
+            name: name.into(),
+            mac: "ee".to_owned(),
+            kind,
+            master: None,
+        };
+        let links = [
+            link(7, "cali1", LinkKind::VethToOtherNetns),
+            link(8, "uplink", LinkKind::Other),
+            link(9, "cali4", LinkKind::VethToOtherNetns),
+        ];
+        let mut found: Vec<_> = suspects(&state, &links).into_values().collect();
+        found.sort_by(|one, other| one.read.if_name.cmp(&other.read.if_name));
+        let found = found.iter().map(|suspect| (&*suspect.read.if_name, suspect.perhaps.is_some()));
+        assert_eq!(found.collect::<Vec<_>>(), [("old", false), ("renamed", true)]);
     }
 }

@@ -81,12 +81,12 @@ fn nth(range: &str, number: u8) -> Result<IpAddr> {
 }
 
 impl Place<'_> {
-    /// Makes the veth inside the pod and then moves the node's end out, which keeps its index where
-    /// that is free.
+    /// Makes the veth inside the pod and then moves the node's end out. It keeps the index that it
+    /// has in there, the same in every pod, where no link of the node has it.
     fn veth_moved_out(&self, host: &str, mac: Option<&str>) -> Result<()> {
-        let address = mac.map_or(String::new(), |mac| format!("address {mac}"));
+        let mac = mac.map_or(String::new(), |mac| format!("address {mac}"));
         self.pod.ip(&format!(
-            "link add {POD_INTERFACE} type veth peer name {host} {address}\n\
+            "link add {host} index 7 {mac} type veth peer name {POD_INTERFACE}\n\
              link set {host} up\nlink set {POD_INTERFACE} up\nlink set {host} netns {node}",
             node = self.node.name(),
         ))?;
