@@ -5,6 +5,7 @@
 //! kernel about a pod's.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -16,7 +17,10 @@ use thiserror::Error;
 
 use crate::environment::{is_if_name, is_name, pod};
 use crate::error::{CniError, quoted};
-use crate::kernel::{Attached, Netns, NetnsLink, NetnsLinks, at, attached, only};
+use crate::kernel::{
+    Attached, FurtherInterface, Netns, NetnsLink, NetnsLinks, at, attached, further_interfaces,
+    only,
+};
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
@@ -103,8 +107,9 @@ fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachmen
     let result = Outline::parse(remembered.result)?;
     let prev_result = PrevResult::parse(remembered.result, result.version()?, if_name)
         .map_err(|error| NotAdopted::Malformed(error.to_string()))?;
-    let (attached, ips) = seen(node, &prev_result, result.netns(remembered), if_name)?;
-    Ok(Attachment {
+    let Seen { attached, ips, further } =
+        seen(node, &prev_result, result.netns(remembered), if_name)?;
+    let mut record = Attachment {
         container_id: container_id.to_owned(),
         if_name: if_name.to_owned(),
         network: network.to_owned(),
@@ -117,12 +122,16 @@ fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachmen
         mac: attached.mac.or(prev_result.mac),
         host_ports_adopted: !remembered.host_ports.is_empty(),
         host_ports: remembered.host_ports.clone(),
+        further_interfaces: Vec::new(),
         added_at: remembered.added_at.clone(),
         adopted: true,
         redirect: None,
         obsolete_redirects: Vec::new(),
         unknown: Map::new(),
-    })
+    };
+    record.further_interfaces =
+        further.into_iter().map(|further| further.beside(&record)).collect();
+    Ok(record)
 }
 
 /// The fields of a result that are needed beside those of [`PrevResult`].
@@ -170,25 +179,31 @@ impl Outline {
     }
 }
 
-/// Where the pod is attached, and which of the result's addresses it has.
+/// Where a pod is attached.
+struct Seen {
+    attached: Attached,
+    /// Which of the result's addresses it has.
+    ips: Vec<IpAddr>,
+    further: Vec<FurtherInterface>,
+}
+
 fn seen(
     node: &mut NetnsLinks,
     prev_result: &PrevResult,
     netns: Option<&str>,
     if_name: &str,
-) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
-    let (attached, has) =
-        match netns.map(|path| namespace(node, Path::new(path))).transpose()?.flatten() {
-            Some((netns, nsid)) => inside(node, prev_result, &netns, nsid, if_name)?,
-            None => outside(node, prev_result)?,
-        };
-    if attached.host_interface.is_none() {
+) -> Result<Seen, NotAdopted> {
+    let seen = match netns.map(|path| namespace(node, Path::new(path))).transpose()?.flatten() {
+        Some((netns, nsid)) => inside(node, prev_result, &netns, nsid, if_name)?,
+        None => outside(node, prev_result)?,
+    };
+    if seen.attached.host_interface.is_none() {
         return Err(NotAdopted::NotSo("it has no interface on this node's stack".to_owned()));
     }
-    if has.is_empty() {
+    if seen.ips.is_empty() {
         return Err(NotAdopted::NotSo("the kernel has none of its addresses there".to_owned()));
     }
-    Ok((attached, has))
+    Ok(seen)
 }
 
 /// The namespace at `path`, with this namespace's number for it. `None` if that cannot be found
@@ -227,14 +242,16 @@ fn inside(
     netns: &Netns,
     nsid: i32,
     if_name: &str,
-) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+) -> Result<Seen, NotAdopted> {
     let mut pod = NetnsLinks::of_namespace(nsid)?;
     let container = pod
         .named(if_name)?
         .ok_or_else(|| NotAdopted::NotSo(format!("it has no interface {if_name}")))?;
     let has = pod.addresses(container.index)?;
     let ips = prev_result.ips.iter().copied().filter(|ip| has.contains(ip)).collect();
-    Ok((attached(node, Some(&container), netns, &prev_result.host_links)?, ips))
+    let attached = attached(node, Some(&container), netns, &prev_result.host_links)?;
+    let further = further_interfaces(node, &mut pod, netns, &prev_result.further)?;
+    Ok(Seen { attached, ips, further })
 }
 
 /// The MAC address of the other end of a veth that leads into another namespace.
@@ -246,10 +263,7 @@ fn mac_behind(host: &NetnsLink) -> io::Result<Option<String>> {
 
 /// Without the pod's namespace: the only link on the node in the result leads into some namespace,
 /// and the node's routes to the addresses lead to that link, or to its bridge.
-fn outside(
-    node: &mut NetnsLinks,
-    prev_result: &PrevResult,
-) -> Result<(Attached, Vec<std::net::IpAddr>), NotAdopted> {
+fn outside(node: &mut NetnsLinks, prev_result: &PrevResult) -> Result<Seen, NotAdopted> {
     let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())
     else {
         return Err(NotAdopted::NotSo(
@@ -267,5 +281,5 @@ fn outside(
             ips.push(*ip);
         }
     }
-    Ok((attached, ips))
+    Ok(Seen { attached, ips, further: Vec::new() })
 }

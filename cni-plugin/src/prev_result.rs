@@ -15,6 +15,8 @@ use crate::version::CniVersion;
 pub(crate) struct PrevResult {
     /// The names of links on the node in the result: the pod's veth, the bridge, others.
     pub(crate) host_links: Vec<String>,
+    /// The names of other interfaces that the result lists in a sandbox.
+    pub(crate) further: Vec<String>,
     /// Whether the result lists the container's interface.
     pub(crate) has_interface: bool,
     /// The interface's addresses.
@@ -93,15 +95,14 @@ impl PrevResult {
         let own = interfaces.iter().find(|interface| ours(interface));
         let has_interface = own.is_some();
         let mac = own.and_then(|interface| interface.mac.clone()).filter(|mac| !mac.is_empty());
-        let on_node =
-            interfaces.iter().filter(|interface| !interface.is_in_sandbox() && !ours(interface));
-        Ok(PrevResult {
-            host_links: on_node.map(|interface| interface.name.clone()).collect(),
-            has_interface,
-            ips,
-            gateways,
-            mac,
-        })
+        let (mut host_links, mut further) = (Vec::new(), Vec::new());
+        for interface in interfaces.iter().filter(|interface| !ours(interface)) {
+            let names = if interface.is_in_sandbox() { &mut further } else { &mut host_links };
+            if !names.contains(&interface.name) {
+                names.push(interface.name.clone());
+            }
+        }
+        Ok(PrevResult { host_links, further, has_interface, ips, gateways, mac })
     }
 }
 

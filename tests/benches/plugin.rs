@@ -102,6 +102,7 @@ fn record(number: usize) -> Attachment {
         redirect: None,
         mac: Some("0a:58:0a:01:02:04".to_owned()),
         obsolete_redirects: Vec::new(),
+        further_interfaces: Vec::new(),
         host_ports_adopted: false,
         host_ports: Vec::new(),
         unknown: unknown(),

@@ -51,7 +51,7 @@ pub(crate) fn add(
         }
         None => (None, None),
     };
-    let record = Attachment {
+    let mut record = Attachment {
         container_id: call.named.container_id.clone(),
         if_name: call.named.if_name.clone(),
         network: config.network.clone(),
@@ -64,12 +64,15 @@ pub(crate) fn add(
         mac: seen.attached.mac.or(prev_result.mac),
         host_ports,
         host_ports_adopted: false,
+        further_interfaces: Vec::new(),
         added_at: rfc3339(now),
         adopted: false,
         redirect,
         obsolete_redirects: Vec::new(),
         unknown: Map::new(),
     };
+    record.further_interfaces =
+        seen.further.into_iter().map(|further| further.beside(&record)).collect();
     match (recorded(config, &record, &location), installed) {
         (Ok(()), _) => Ok(result.get().to_owned()),
         (Err(error), Some(installed)) => Err(installed.undo(&location, earlier().as_ref(), error)),
@@ -163,7 +166,7 @@ fn recorded(
     };
     let ask = WaitFor { wait_for: record.id(), epoch, generation, removed: false, asked_at: None };
     let waited = match &config.wait_for_agent {
-        Some(how) => wait_for_agent(&run_dir, &ask, how, &record.ips),
+        Some(how) => wait_for_agent(&run_dir, &ask, how, &record.all_ips().collect::<Vec<_>>()),
         None => Ok(()),
     };
     // This comes last, since it cannot be undone. Until then the record names these rules.

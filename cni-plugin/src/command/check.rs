@@ -1,11 +1,10 @@
 //! CHECK: whether the record, the result and the kernel agree.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::net::IpAddr;
 
-use denizen_state::Attachment;
 use denizen_state::redirect::Redirect;
+use denizen_state::{Attachment, HostInterface};
 
 use super::{ObservedAttachment, asked_host_ports, existing, of_others};
 use crate::config::PluginConfig;
@@ -112,6 +111,14 @@ fn compare_kernel(
         }
         None => {}
     }
+    let index = |host: &Option<HostInterface>| host.as_ref().map(|host| host.index);
+    let was = record.further_interfaces.iter();
+    let was = was.map(|further| (&further.if_name, index(&further.host_interface), &further.ips));
+    let is = seen.further.iter();
+    let is =
+        is.map(|further| (&further.if_name, index(&further.attached.host_interface), &further.ips));
+    let [was, is] = [was.collect::<Vec<_>>(), is.collect()];
+    differ("further interfaces", &was, "in the kernel", &is, found);
     let is = seen.attached;
     let (was, now) = (&record.host_interface, &is.host_interface);
     match (was, now) {
@@ -137,7 +144,11 @@ fn differ<T: PartialEq + Debug>(what: &str, was: &T, place: &str, is: &T, found:
     }
 }
 
-fn set(ips: &[IpAddr]) -> BTreeSet<IpAddr> {
+/// In one order, each once.
+fn set(ips: &[IpAddr]) -> Vec<IpAddr> {
     // An older version recorded IPv4-mapped addresses unchanged.
-    ips.iter().map(IpAddr::to_canonical).collect()
+    let mut ips: Vec<_> = ips.iter().map(IpAddr::to_canonical).collect();
+    ips.sort_unstable();
+    ips.dedup();
+    ips
 }

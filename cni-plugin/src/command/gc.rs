@@ -1,7 +1,5 @@
 //! GC: removes the records that the runtime no longer knows.
 
-use std::collections::BTreeSet;
-
 use denizen_state::{Attachment, AttachmentId, State};
 
 use super::{LOCK_WAIT, existing};
@@ -9,10 +7,10 @@ use crate::config::PluginConfig;
 use crate::error::CniError;
 
 /// Removes the records of the configuration's network that are not in `valid`.
-pub(crate) fn gc(config: &PluginConfig<'_>, valid: Vec<AttachmentId>) -> Result<(), CniError> {
-    let valid: BTreeSet<AttachmentId> = valid.into_iter().collect();
+pub(crate) fn gc(config: &PluginConfig<'_>, mut valid: Vec<AttachmentId>) -> Result<(), CniError> {
+    valid.sort_unstable();
     let is_gone = |id: &AttachmentId, record: &Attachment| {
-        record.network == config.network && !valid.contains(id)
+        record.network == config.network && valid.binary_search(id).is_err()
     };
     let Some(run_dir) = existing(&config.run_dir)? else {
         return Ok(());

@@ -24,7 +24,9 @@ use crate::config::PluginConfig;
 use crate::environment::Attach;
 use crate::error::CniError;
 use crate::host_port::host_ports;
-use crate::kernel::{Attached, Netns, NetnsLink, NetnsLinks, attached};
+use crate::kernel::{
+    Attached, FurtherInterface, Netns, NetnsLink, NetnsLinks, attached, further_interfaces,
+};
 use crate::prev_result::PrevResult;
 
 /// How long a writer waits for others. Then the runtime must try again later.
@@ -38,6 +40,8 @@ struct ObservedAttachment {
     /// The links inside the pod.
     pod: NetnsLinks,
     attached: Attached,
+    /// Other interfaces that the same ADD gave the pod.
+    further: Vec<FurtherInterface>,
 }
 
 impl ObservedAttachment {
@@ -51,14 +55,15 @@ impl ObservedAttachment {
         let container = pod
             .named(if_name)
             .map_err(|error| CniError::io(format!("cannot look at {if_name} in {path}"), error))?;
-        let attached = NetnsLinks::open()
-            .and_then(|mut node| {
-                attached(&mut node, container.as_ref(), &netns, &prev_result.host_links)
-            })
-            .map_err(|error| {
-                CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
-            })?;
-        Ok(ObservedAttachment { netns, container, pod, attached })
+        let on_node = |error| {
+            CniError::io(format!("cannot look at the node's end of {if_name} in {path}"), error)
+        };
+        let mut node = NetnsLinks::open().map_err(on_node)?;
+        let attached = attached(&mut node, container.as_ref(), &netns, &prev_result.host_links)
+            .map_err(on_node)?;
+        let further = further_interfaces(&mut node, &mut pod, &netns, &prev_result.further)
+            .map_err(on_node)?;
+        Ok(ObservedAttachment { netns, container, pod, attached, further })
     }
 }
 

@@ -1,9 +1,10 @@
 //! Where a pod's packets enter this node: the node's end of its veth, the bridge, the VLAN.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 
-use denizen_state::HostInterface;
+use denizen_state::{Attachment, HostInterface};
 use serde_json::Map;
 
 use super::link::{NetnsLink, NetnsLinks};
@@ -18,6 +19,33 @@ pub(crate) struct Attached {
     pub(crate) l3_interface: Option<String>,
     /// The MAC address of the pod's interface, where the kernel showed it.
     pub(crate) mac: Option<String>,
+}
+
+/// One more interface of a pod.
+pub(crate) struct FurtherInterface {
+    pub(crate) if_name: String,
+    pub(crate) attached: Attached,
+    pub(crate) ips: Vec<IpAddr>,
+}
+
+impl FurtherInterface {
+    /// Its record beside `first`, that of the pod's first interface.
+    pub(crate) fn beside(self, first: &Attachment) -> Attachment {
+        Attachment {
+            if_name: self.if_name,
+            host_interface: self.attached.host_interface,
+            l3_interface: self.attached.l3_interface,
+            bridge: self.attached.bridge,
+            ips: self.ips,
+            mac: self.attached.mac,
+            host_ports: Vec::new(),
+            host_ports_adopted: false,
+            redirect: None,
+            obsolete_redirects: Vec::new(),
+            further_interfaces: Vec::new(),
+            ..first.clone()
+        }
+    }
 }
 
 /// Where `container`, the pod's interface in `netns`, is attached to the node whose links are
@@ -41,6 +69,36 @@ pub(crate) fn attached(
     };
     let mac = container.filter(|link| !link.mac.is_empty()).map(NetnsLink::mac_text);
     Ok(Attached { mac, ..at(node, host)? })
+}
+
+/// Those of the interfaces in `netns` with these names that lead to the node: their names, where
+/// they are attached, and their addresses as the kernel has them, for a result need not list them.
+/// The pod's links are `pod`, the node's `node`.
+pub(crate) fn further_interfaces(
+    node: &mut NetnsLinks,
+    pod: &mut NetnsLinks,
+    netns: &Netns,
+    names: &[String],
+) -> io::Result<Vec<FurtherInterface>> {
+    let mut found = Vec::new();
+    for name in names {
+        // The AWS VPC CNI also lists what is no interface.
+        let Some(container) = pod.named(name)?.filter(|link| link.is("veth")) else { continue };
+        let Some(host) = peer(node, &container, netns)? else { continue };
+        let ips = pod.addresses(container.index)?.into_iter().filter(is_of_pod).collect();
+        let attached = Attached { mac: Some(container.mac_text()), ..at(node, Some(host))? };
+        found.push(FurtherInterface { if_name: name.clone(), attached, ips });
+    }
+    Ok(found)
+}
+
+/// Whether packets of others than the node can have it. An IPv4 address of a link only may be
+/// translated on the way out, as the AWS VPC CNI does it.
+fn is_of_pod(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    }
 }
 
 /// Where a pod with the link `host` on the node is attached.

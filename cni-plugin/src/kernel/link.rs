@@ -1,6 +1,5 @@
 //! Links and addresses of one network namespace.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -128,8 +127,9 @@ pub(crate) struct NetnsLinks {
 
 /// The VLANs of bridge ports, and all links.
 pub(crate) struct Vlans {
-    /// The VLANs of every port of every bridge and of the bridges themselves, by link index.
-    pub(crate) ports: BTreeMap<u32, Vec<PortVlan>>,
+    /// The VLANs of every port of every bridge and of the bridges themselves, by link index and in
+    /// its order.
+    pub(crate) ports: Vec<(u32, Vec<PortVlan>)>,
     /// Every link.
     pub(crate) links: Vec<NetnsLink>,
 }
@@ -187,13 +187,13 @@ impl NetnsLinks {
         self.dump(libc::RTM_GETLINK, &[0; IFINFOMSG], |_| {}, |message| NetnsLink::parse(&message))
     }
 
-    fn port_vlans(&mut self) -> io::Result<BTreeMap<u32, Vec<PortVlan>>> {
+    fn port_vlans(&mut self) -> io::Result<Vec<(u32, Vec<PortVlan>)>> {
         let mut header = [0; IFINFOMSG];
         header[0] = libc::AF_BRIDGE as u8;
         let fill = |request: &mut Writer| {
             request.put(libc::IFLA_EXT_MASK, &RTEXT_FILTER_BRVLAN.to_ne_bytes());
         };
-        let ports = self.dump(libc::RTM_GETLINK, &header, fill, |message| {
+        let mut ports = self.dump(libc::RTM_GETLINK, &header, fill, |message| {
             let of_bridge = message.attributes_after(IFINFOMSG).nested(libc::IFLA_AF_SPEC);
             let vlans = of_bridge
                 .filter(|(kind, _)| *kind == IFLA_BRIDGE_VLAN_INFO)
@@ -201,7 +201,8 @@ impl NetnsLinks {
                 .collect::<io::Result<Vec<_>>>()?;
             Ok((u32_at(message.payload, IFINFOMSG_INDEX)?, vlans))
         })?;
-        Ok(ports.into_iter().collect())
+        ports.sort_unstable_by_key(|(index, _)| *index);
+        Ok(ports)
     }
 
     /// The addresses of link `index`.

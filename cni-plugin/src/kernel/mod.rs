@@ -9,7 +9,7 @@ mod netns;
 mod pending;
 mod vlan;
 
-pub(crate) use attached::{Attached, at, attached, only};
+pub(crate) use attached::{Attached, FurtherInterface, at, attached, further_interfaces, only};
 pub(crate) use link::{NetnsLink, NetnsLinks};
 pub(crate) use netns::Netns;
 pub(crate) use pending::{Pending, PendingError};

@@ -1,8 +1,6 @@
 //! Finds the interface through which the node's IP stack receives a bridge port's packets, if the
 //! bridge filters VLANs. Pure.
 
-use std::collections::BTreeMap;
-
 use super::link::{NetnsLink, PortVlan};
 
 /// The name of that interface; `None` if it is the bridge itself.
@@ -15,11 +13,11 @@ use super::link::{NetnsLink, PortVlan};
 pub(crate) fn input_interface(
     port: &NetnsLink,
     bridge: &NetnsLink,
-    vlans: &BTreeMap<u32, Vec<PortVlan>>,
+    vlans: &[(u32, Vec<PortVlan>)],
     links: &[NetnsLink],
 ) -> Option<String> {
     let vlan = default_vlan(vlans, port.index)?;
-    let of_bridge = vlans.get(&bridge.index).map(Vec::as_slice).unwrap_or_default();
+    let of_bridge = of_port(vlans, bridge.index);
     if of_bridge.iter().any(|own| own.id == vlan && own.untagged) {
         return None;
     }
@@ -35,7 +33,7 @@ fn joins(
     link: &NetnsLink,
     bridge: &NetnsLink,
     vlan: u16,
-    vlans: &BTreeMap<u32, Vec<PortVlan>>,
+    vlans: &[(u32, Vec<PortVlan>)],
     links: &[NetnsLink],
 ) -> bool {
     let is_free_end = link.is("veth") && link.master.is_none() && link.lower_nsid.is_none();
@@ -48,8 +46,14 @@ fn joins(
 }
 
 /// The VLAN of an untagged frame that enters through `port`.
-fn default_vlan(vlans: &BTreeMap<u32, Vec<PortVlan>>, port: u32) -> Option<u16> {
-    vlans.get(&port)?.iter().find(|vlan| vlan.is_default).map(|vlan| vlan.id)
+fn default_vlan(vlans: &[(u32, Vec<PortVlan>)], port: u32) -> Option<u16> {
+    of_port(vlans, port).iter().find(|vlan| vlan.is_default).map(|vlan| vlan.id)
+}
+
+/// The VLANs of `port`; `vlans` are in the order of indices.
+fn of_port(vlans: &[(u32, Vec<PortVlan>)], port: u32) -> &[PortVlan] {
+    let found = vlans.binary_search_by_key(&port, |(index, _)| *index);
+    found.map_or(&[], |at| &vlans[at].1)
 }
 
 #[cfg(test)]
@@ -103,7 +107,8 @@ mod tests {
         let links =
             [&bridge, &port, &device, &other_device, &gateway, &gateway_port].map(NetnsLink::clone);
         for (name, vlans, expected) in cases {
-            let vlans = vlans.into_iter().collect();
+            let mut vlans: Vec<_> = vlans.into_iter().collect();
+            vlans.sort_unstable_by_key(|(index, _)| *index);
             assert_eq!(
                 input_interface(&port, &bridge, &vlans, &links).as_deref(),
                 expected,
@@ -112,7 +117,7 @@ mod tests {
         }
         let without_device =
             [&bridge, &port, &other_device, &gateway, &gateway_port].map(NetnsLink::clone);
-        let vlans = [in_seven, gateway_in_seven].into_iter().collect();
+        let vlans = [in_seven, gateway_in_seven];
         assert_eq!(
             input_interface(&port, &bridge, &vlans, &without_device).as_deref(),
             Some("br0.gw")

@@ -15,6 +15,7 @@ fn addresses_of_other_interfaces_are_ignored() {
     for version in CniVersion::ALL {
         let expected = PrevResult {
             host_links: vec!["br0".into(), "veth1".into()],
+            further: vec!["eth1".into()],
             has_interface: true,
             ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
             gateways: vec!["10.0.0.1".parse().unwrap()],
@@ -32,6 +33,7 @@ fn the_pod_s_interface_may_be_named_without_its_sandbox() {
     let read = prev_result(CniVersion::V0_4_0, text).unwrap();
     let expected = PrevResult {
         host_links: vec!["knet0".into()],
+        further: vec![],
         has_interface: true,
         ips: vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
         gateways: vec![],
@@ -43,7 +45,9 @@ fn the_pod_s_interface_may_be_named_without_its_sandbox() {
 #[test]
 fn a_result_may_be_empty() {
     let (host_links, ips, gateways) = (vec![], vec![], vec![]);
-    let nothing = PrevResult { host_links, has_interface: false, ips, gateways, mac: None };
+    let further = vec![];
+    let nothing =
+        PrevResult { host_links, further, has_interface: false, ips, gateways, mac: None };
     for text in ["{}", r#"{"interfaces": null, "ips": null, "cniVersion": "1.0.0"}"#] {
         assert_eq!(prev_result(CniVersion::V1_0_0, text).unwrap(), nothing, "{text}");
     }

@@ -177,8 +177,19 @@ impl StateFileSource {
 
 /// The attachments whose packets enter this node's network stack, sorted by id.
 fn pod_set(state: &State) -> PodSet {
-    let pods = state.attachments.iter().filter_map(|(id, attachment)| local_pod(id, attachment));
-    PodSet { pods: pods.collect(), version: Some((state.epoch.clone(), state.generation)) }
+    let mut pods: Vec<LocalPod> = Vec::new();
+    for (id, attachment) in &state.attachments {
+        pods.extend(local_pod(id, attachment));
+        for further in &attachment.further_interfaces {
+            let id = further.id();
+            // It may also have had an ADD of its own.
+            if !state.attachments.contains_key(&id) {
+                pods.extend(local_pod(&id, further));
+            }
+        }
+    }
+    pods.sort_by(|one, other| one.id.cmp(&other.id));
+    PodSet { pods, version: Some((state.epoch.clone(), state.generation)) }
 }
 
 fn local_pod(id: &AttachmentId, attachment: &Attachment) -> Option<LocalPod> {

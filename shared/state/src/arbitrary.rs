@@ -38,6 +38,7 @@ prop_compose! {
         pod in prop::option::of((text(), text(), prop::option::of(text()), unknown())),
         netns in prop::option::of(text()), l3_interface in prop::option::of(text()),
         host in prop::option::of((text(), any::<u32>(), text(), unknown())),
+        further_one in prop::option::of((text(), any::<u32>(), any::<IpAddr>(), unknown())),
         bridge in prop::option::of(text()), ips in prop::collection::vec(any::<IpAddr>(), 0..3),
         mac in prop::option::of(text()), host_ports in prop::collection::vec(host_port(), 0..3), added_at in text(), adopted in any::<bool>(), profile in prop::option::of(text()), obsolete_profile in prop::option::of(text()), unknown in unknown(),
     ) -> Attachment {
@@ -46,8 +47,13 @@ prop_compose! {
         let obsolete_redirects = obsolete_profile.map(obsolete).into_iter().collect();
         let pod = pod.map(|(namespace, name, uid, unknown)| PodRef { namespace, name, uid, unknown });
         let host_interface = host.map(|(name, index, mac, unknown)| HostInterface { name, index, mac, unknown });
+        let further = |(name, index, ip, unknown): (String, u32, IpAddr, _)| Attachment {
+            host_interface: Some(HostInterface { name: name.clone(), index, mac: String::new(), unknown }),
+            if_name: name, ips: vec![ip], ..crate::fuzzing::record()
+        };
+        let further_interfaces = further_one.map(further).into_iter().collect();
         Attachment {
-            container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, host_ports, host_ports_adopted: adopted, added_at, adopted, redirect, obsolete_redirects, unknown,
+            further_interfaces, container_id, if_name, network, pod, netns, host_interface, l3_interface, bridge, ips, mac, host_ports, host_ports_adopted: adopted, added_at, adopted, redirect, obsolete_redirects, unknown,
         }
     }
 }

@@ -55,6 +55,7 @@ pub(crate) fn record() -> Attachment {
         mac: None,
         host_ports: Vec::new(),
         obsolete_redirects: Vec::new(),
+        further_interfaces: Vec::new(),
         host_ports_adopted: false,
         unknown: Map::new(),
     }

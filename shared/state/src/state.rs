@@ -116,6 +116,11 @@ pub struct Attachment {
     /// them from the runtime's cache.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_ports_adopted: bool,
+    /// Interfaces that the same ADD gave the pod beside this one, as the AWS VPC CNI does for the
+    /// address family that its cluster does not have. Each as if it had had an ADD of its own; what
+    /// belongs to the pod once (host ports, redirection) is with the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub further_interfaces: Vec<Attachment>,
     /// When the plugin recorded this, RFC 3339 in UTC.
     pub added_at: String,
     /// The pod was attached without denizen, and the agent adopted it from the runtime's cache.
@@ -164,6 +169,19 @@ pub struct HostInterface {
 }
 
 impl Attachment {
+    /// The addresses of all interfaces of this ADD.
+    pub fn all_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let further = self.further_interfaces.iter().flat_map(|further| &further.ips);
+        self.ips.iter().chain(further).copied()
+    }
+
+    /// The nodes' ends of all interfaces of this ADD.
+    pub fn host_interfaces(&self) -> impl Iterator<Item = &HostInterface> {
+        let further = self.further_interfaces.iter();
+        let further = further.filter_map(|further| further.host_interface.as_ref());
+        self.host_interface.iter().chain(further)
+    }
+
     /// The key of this record in the file.
     pub fn id(&self) -> AttachmentId {
         AttachmentId::new(&self.container_id, &self.if_name)

@@ -109,6 +109,7 @@ fn record(node: &Namespace, run_dir: &Path) -> Result<()> {
         adopted: false,
         redirect: None,
         obsolete_redirects: Vec::new(),
+        further_interfaces: Vec::new(),
         host_ports_adopted: false,
         host_ports: Vec::new(),
         unknown: Default::default(),

@@ -98,6 +98,7 @@ fn record(
             adopted: false,
             redirect: None,
             mac: None,
+            further_interfaces: Vec::new(),
             obsolete_redirects: Vec::new(),
             host_ports_adopted: false,
             host_ports: Vec::new(),

@@ -74,6 +74,30 @@ impl MakersNode {
 
     /// A pod that the maker's plugin attaches and denizen records.
     fn add(&self, name: &'static str, number: u8) -> Result<ServingPod> {
+        self.add_by(name, number, |pod| {
+            let wait = json!({ "waitForAgent": { "timeout": "20s", "onTimeout": "fail" } });
+            pod.record(&self.cluster.world.node, self.cluster.run_dir(), &wait)
+        })
+    }
+
+    /// The same past denizen's plugin: the runtime alone remembers it.
+    fn add_past_denizen(&self, name: &'static str, number: u8) -> Result<ServingPod> {
+        self.add_by(name, number, |pod| {
+            self.cluster.remember(pod)?;
+            let is_recorded = || {
+                let records = self.records()?;
+                Ok(records.iter().any(|(id, _)| id.0 == pod.attachment()))
+            };
+            eventually("adopted", BOUND, is_recorded)
+        })
+    }
+
+    fn add_by(
+        &self,
+        name: &'static str,
+        number: u8,
+        record: impl FnOnce(&mut Pod) -> Result<()>,
+    ) -> Result<ServingPod> {
         let netns = Netns::new(&format!("{}-{name}", self.label))?;
         let object = |ips: &[IpAddr]| {
             let ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
@@ -92,8 +116,7 @@ impl MakersNode {
         let about = object(&[]);
         let node = &self.cluster.world.node;
         let mut pod = self.maker.attach(node, netns, (name, number), &self.cni_data)?;
-        let wait = json!({ "waitForAgent": { "timeout": "20s", "onTimeout": "fail" } });
-        pod.record(node, self.cluster.run_dir(), &wait)?;
+        record(&mut pod)?;
         self.is_what_ip_says(&pod)?;
         let mut about = about;
         about["status"]["podIPs"] = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
@@ -356,6 +379,58 @@ fn aws_vpc() -> Result<()> {
 #[test]
 fn aws_vpc_with_ipv6() -> Result<()> {
     plays("by-aws6", makers::aws_vpc(&["fd00:10:99::/64"]))
+}
+
+/// A pod's second interface is its own too: no policy is evaded through it.
+#[test]
+fn a_further_interface_of_a_pod_is_judged() -> Result<()> {
+    let node = MakersNode::new("by-egress", makers::aws_vpc_with_egress())?;
+    let world = &node.cluster.world;
+    // As the plugin translates it. What is judged is forwarded before.
+    world.node.nft(
+        "table ip aws { chain post { type nat hook postrouting priority 100; \
+         ip saddr 169.254.172.0/22 oifname eth0 masquerade; }; }",
+    )?;
+    let pods = [node.add("a", 11)?, node.add_past_denizen("b", 12)?];
+    let remote = world.addresses().remote[0];
+    let _remote = serve(&world.remote, &[remote], &[(Protocol::Tcp, PORT)])?;
+    let out = |serving: &ServingPod| {
+        let probe = Probe::tcp(SocketAddr::new(remote, PORT)).patience(SILENCE);
+        probe.ask_in(&serving.pod.netns)
+    };
+    for (serving, (_, record)) in pods.iter().zip(node.records()?) {
+        let [further] = &record.further_interfaces[..] else {
+            anyhow::bail!("no further interface: {record:?}");
+        };
+        let name = serving.pod.netns.output("ip", &["-json", "link", "show", "v4if0"])?;
+        let inside: Value = serde_json::from_str(&name)?;
+        let host = further.host_interface.as_ref().context("an interface on the node")?;
+        assert_eq!(json!(host.index), inside[0]["link_index"]);
+        assert_eq!(json!(further.mac), inside[0]["address"]);
+        assert_eq!((&*further.if_name, further.ips.len()), ("v4if0", 1));
+        eventually("by IPv4", BOUND, || Ok(out(serving).endpoint().is_some()))?;
+    }
+    let status = node.agent.status()?;
+    assert_eq!(status["unrecordedInterfaces"], json!(0), "{status}");
+    let nothing = |app| policy(app, &json!({ "policyTypes": ["Egress"], "egress": [] }));
+    node.cluster.manifests.put("policies", &[nothing("a"), nothing("b")])?;
+    for serving in &pods {
+        eventually("isolated", BOUND, || Ok(out(serving) == Outcome::Dropped))?;
+    }
+    let third = node.add("c", 13)?;
+    ensure!(out(&third).endpoint().is_some(), "no policy is about this one");
+    let range = json!([{ "ipBlock": { "cidr": format!("{remote}/32") } }]);
+    let some = json!({ "policyTypes": ["Egress"], "egress": [{ "to": range }] });
+    node.cluster.manifests.put("policies", &[policy("a", &some), nothing("c")])?;
+    eventually("permitted", BOUND, || Ok(out(&pods[0]).endpoint().is_some()))?;
+    eventually("isolated", BOUND, || Ok(out(&third) == Outcome::Dropped))?;
+    for serving in pods.into_iter().chain([third]) {
+        drop(serving.server);
+        serving.pod.detach(&world.node)?;
+    }
+    // Nobody calls denizen's DEL for a pod that did not come through it.
+    eventually("forgotten", BOUND, || Ok(node.records()?.is_empty()))?;
+    Ok(())
 }
 
 #[test]

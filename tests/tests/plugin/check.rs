@@ -82,7 +82,7 @@ fn check_fails_with_the_reason_when_record_or_result_disagree() {
     other["ips"][0]["address"] = json!("10.85.0.77/24");
     assert!(
         refused(&chain, &call, &other)
-            .contains("addresses: recorded {10.85.0.2}, in prevResult {10.85.0.77}")
+            .contains("addresses: recorded [10.85.0.2], in prevResult [10.85.0.77]")
     );
 
     let renamed = Chain { name: "others".to_owned(), ..chain.clone() };

@@ -33,6 +33,23 @@ impl PodEnds {
         let is_other = |mac: String| record.mac.as_ref().is_some_and(|recorded| *recorded != mac);
         now.host_interface != record.host_interface && mac.ok().flatten().is_some_and(is_other)
     }
+
+    /// `now`, as far as its links lead to the pod of `record`; `None` if the first does not.
+    pub(super) fn confirm(
+        &mut self,
+        record: &Attachment,
+        mut now: Attachment,
+    ) -> Option<Attachment> {
+        if self.contradict(record, &now) {
+            return None;
+        }
+        for (was, is) in record.further_interfaces.iter().zip(&mut now.further_interfaces) {
+            if self.contradict(was, is) {
+                is.clone_from(was);
+            }
+        }
+        (now != *record).then_some(now)
+    }
 }
 
 /// The records whose link has a newer record: a veth has one pod.

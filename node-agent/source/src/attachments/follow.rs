@@ -65,14 +65,18 @@ async fn update_records(run_dir: &Path) -> Result<(), LinkError> {
         return Ok(());
     };
     let links = node::links().await?;
-    let mut moved = moved(&state, &LinksByIndex::of(&links));
+    let moved = moved(&state, &LinksByIndex::of(&links));
     if moved.is_empty() {
         return Ok(());
     }
     let path = run_dir.to_owned();
     spawn_blocking(move || {
         let mut ends = PodEnds::open();
-        moved.retain(|moved| !ends.contradict(&moved.read, &moved.new));
+        let confirm = |MovedRecord { id, read, new }| {
+            let new = ends.confirm(&read, new)?;
+            Some(MovedRecord { id, read, new })
+        };
+        let moved: Vec<_> = moved.into_iter().filter_map(confirm).collect();
         if moved.is_empty() { Ok(()) } else { change(&path, moved) }
     })
     .await??;

@@ -52,9 +52,22 @@ impl<'a> LinksByIndex<'a> {
         record.host_interface.is_some() && self.link(record).is_none()
     }
 
+    /// The record with its current links and bridges; `None` if nothing changed, or if the link is
+    /// gone.
+    pub(super) fn moved(&self, record: &Attachment) -> Option<Attachment> {
+        self.link(record)?;
+        let mut now = self.with_link(record).unwrap_or_else(|| record.clone());
+        for further in &mut now.further_interfaces {
+            if let Some(moved) = self.with_link(further) {
+                *further = moved;
+            }
+        }
+        (now != *record).then_some(now)
+    }
+
     /// The record with its current link and bridge; `None` if nothing changed, or if the link is
     /// gone. For a pod behind a VLAN's interface the bridge of its port does not matter.
-    pub(super) fn moved(&self, record: &Attachment) -> Option<Attachment> {
+    fn with_link(&self, record: &Attachment) -> Option<Attachment> {
         let is = self.link(record)?;
         let mut now = record.clone();
         if let Some(host) = &mut now.host_interface {

@@ -55,7 +55,7 @@ impl Missing {
     /// Notes these records. Every record must be noted, even one that came and went.
     pub(super) fn recorded(&mut self, state: Option<&State>) {
         let attachments = state.into_iter().flat_map(|state| state.attachments.values());
-        for link in attachments.filter_map(|attachment| attachment.host_interface.as_ref()) {
+        for link in attachments.flat_map(|attachment| attachment.host_interfaces()) {
             self.held.entry(link.index).or_default();
         }
     }

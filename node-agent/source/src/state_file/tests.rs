@@ -57,6 +57,7 @@ fn attachment(
         redirect: None,
         mac: None,
         obsolete_redirects: Vec::new(),
+        further_interfaces: Vec::new(),
         host_ports_adopted: false,
         host_ports: Vec::new(),
         unknown: Default::default(),

@@ -35,6 +35,7 @@ pub struct Place<'a> {
     node: &'a Netns,
     pod: &'a Netns,
     name: &'a str,
+    number: u8,
     ips: &'a [IpAddr],
 }
 
@@ -56,7 +57,7 @@ impl Maker {
             Links::ByHand(make) => {
                 let ips = self.ranges.iter().map(|range| nth(range, number));
                 let ips = ips.collect::<Result<Vec<_>>>()?;
-                let mut made = make(&Place { node, pod: &netns, name, ips: &ips })?;
+                let mut made = make(&Place { node, pod: &netns, name, number, ips: &ips })?;
                 made.result["cniVersion"] = self.version.into();
                 if self.version < "1.0.0" {
                     for ip in made.result["ips"].as_array_mut().into_iter().flatten() {
@@ -308,6 +309,36 @@ pub fn aws_vpc(ranges: &'static [&'static str]) -> Maker {
             });
             Ok(Place::made(host, result))
         }),
+    }
+}
+
+/// The AWS VPC CNI in a cluster with IPv6 alone: its second plugin gives the pod another interface
+/// for what leaves the cluster by IPv4. The result lists it, without its addresses.
+pub fn aws_vpc_with_egress() -> Maker {
+    Maker {
+        links: Links::ByHand(|place| {
+            let Links::ByHand(first) = aws_vpc(&[]).links else { unreachable!("it is by hand") };
+            let mut made = first(place)?;
+            let host = format!("veth{}", place.name);
+            let (pod, number) = (place.pod.name(), place.number);
+            let (ip, gateway) = (format!("169.254.172.{number}"), "169.254.172.1");
+            place.node.ip(&format!(
+                "link add {host} type veth peer name v4if0 netns {pod}\nlink set {host} up\n\
+                 addr add {gateway}/32 dev {host} scope link\n\
+                 route add {ip} dev {host} scope link"
+            ))?;
+            place.pod.ip(&format!(
+                "link set v4if0 up\naddr add {ip}/22 dev v4if0 noprefixroute\n\
+                 route add {gateway} dev v4if0 scope link src {ip}\n\
+                 route add default via {gateway} dev v4if0 src {ip}"
+            ))?;
+            let listed = made.result["interfaces"].as_array_mut().context("interfaces")?;
+            listed.push(json!({ "name": host, "mac": Place::mac(place.node, &host)? }));
+            let mac = Place::mac(place.pod, "v4if0")?;
+            listed.push(json!({ "name": "v4if0", "mac": mac, "sandbox": place.pod.path() }));
+            Ok(made)
+        }),
+        ..aws_vpc(&["fd00:10:99::/64"])
     }
 }
 
