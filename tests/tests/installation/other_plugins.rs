@@ -2,6 +2,7 @@
 //! and DEL.
 
 mod makers;
+mod multus;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -48,6 +49,11 @@ fn web() -> [Port; 1] {
     [Port::tcp("http", 80, PORT).at_node(NODE_PORT)]
 }
 
+/// The plugin's options: no pod starts before the kernel is programmed for it.
+fn waiting() -> Value {
+    json!({ "waitForAgent": { "timeout": "20s", "onTimeout": "fail" } })
+}
+
 fn peer(app: &str) -> Value {
     json!([{ "podSelector": { "matchLabels": { "app": app } } }])
 }
@@ -74,55 +80,53 @@ impl MakersNode {
 
     /// A pod that the maker's plugin attaches and denizen records.
     fn add(&self, name: &'static str, number: u8) -> Result<ServingPod> {
-        self.add_by(name, number, |pod| {
-            let wait = json!({ "waitForAgent": { "timeout": "20s", "onTimeout": "fail" } });
-            pod.record(&self.cluster.world.node, self.cluster.run_dir(), &wait)
+        let node = &self.cluster.world.node;
+        self.add_by(name, |netns| {
+            let mut pod = self.maker.attach(node, netns, (name, number), &self.cni_data)?;
+            pod.record(node, self.cluster.run_dir(), &waiting())?;
+            Ok(pod)
         })
     }
 
     /// The same past denizen's plugin: the runtime alone remembers it.
     fn add_past_denizen(&self, name: &'static str, number: u8) -> Result<ServingPod> {
-        self.add_by(name, number, |pod| {
-            self.cluster.remember(pod)?;
+        let node = &self.cluster.world.node;
+        self.add_by(name, |netns| {
+            let pod = self.maker.attach(node, netns, (name, number), &self.cni_data)?;
+            self.cluster.remember(&pod)?;
             let is_recorded = || {
                 let records = self.records()?;
                 Ok(records.iter().any(|(id, _)| id.0 == pod.attachment()))
             };
-            eventually("adopted", BOUND, is_recorded)
+            eventually("adopted", BOUND, is_recorded)?;
+            Ok(pod)
         })
     }
 
-    fn add_by(
-        &self,
-        name: &'static str,
-        number: u8,
-        record: impl FnOnce(&mut Pod) -> Result<()>,
-    ) -> Result<ServingPod> {
+    /// A pod that `attach` attaches and has denizen record.
+    fn add_by(&self, name: &str, attach: impl FnOnce(Netns) -> Result<Pod>) -> Result<ServingPod> {
         let netns = Netns::new(&format!("{}-{name}", self.label))?;
-        let object = |ips: &[IpAddr]| {
-            let ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
-            json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {
-                    "namespace": "default", "name": name, "uid": format!("uid-{}", netns.name()),
-                    "labels": { "app": name },
-                },
-                "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
-                "status": { "phase": "Running", "podIPs": ips },
-            })
-        };
-        let manifest = format!("pod-{name}");
-        self.cluster.manifests.put(&manifest, &[object(&[])])?;
-        let about = object(&[]);
-        let node = &self.cluster.world.node;
-        let mut pod = self.maker.attach(node, netns, (name, number), &self.cni_data)?;
-        record(&mut pod)?;
+        self.put_pod(name, &netns, &[])?;
+        let pod = attach(netns)?;
         self.is_what_ip_says(&pod)?;
-        let mut about = about;
-        about["status"]["podIPs"] = pod.addresses.iter().map(|ip| json!({ "ip": ip })).collect();
-        self.cluster.manifests.put(&manifest, &[about])?;
+        self.put_pod(name, &pod.netns, &pod.addresses)?;
         let server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
         Ok(ServingPod { server, pod })
+    }
+
+    /// The API's object of the pod that has this namespace.
+    fn put_pod(&self, name: &str, netns: &Netns, ips: &[IpAddr]) -> Result<()> {
+        let ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "default", "name": name, "uid": format!("uid-{}", netns.name()),
+                "labels": { "app": name },
+            },
+            "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "podIPs": ips },
+        });
+        self.cluster.manifests.put(&format!("pod-{name}"), &[object])
     }
 
     fn records(&self) -> Result<Vec<(AttachmentId, Attachment)>> {
@@ -174,6 +178,14 @@ impl MakersNode {
         Ok(remote)
     }
 
+    /// Only `b` may connect to `a`, and `b` only to `a`.
+    fn put_policies(&self) -> Result<()> {
+        let ingress = json!({ "policyTypes": ["Ingress"], "ingress": [{ "from": peer("b") }] });
+        let egress = json!({ "policyTypes": ["Egress"], "egress": [{ "to": peer("a") }] });
+        let policies = [policy("a", &ingress), policy("b", &egress)];
+        self.cluster.manifests.put("policies", &policies)
+    }
+
     /// What comes of a connection of `from`, from its address of the family, to `to`.
     fn of_pod(&self, from: &ServingPod, to: IpAddr, port: u16) -> Result<Outcome> {
         let source = from.pod.address_like(to).context("an address of that family")?;
@@ -206,10 +218,7 @@ fn plays(label: &'static str, maker: Maker) -> Result<()> {
         services(&node, &first, &second, family).with_context(|| format!("family {family}"))?;
     }
 
-    let ingress = json!({ "policyTypes": ["Ingress"], "ingress": [{ "from": peer("b") }] });
-    let egress = json!({ "policyTypes": ["Egress"], "egress": [{ "to": peer("a") }] });
-    let policies = [policy("a", &ingress), policy("b", &egress)];
-    node.cluster.manifests.put("policies", &policies)?;
+    node.put_policies()?;
     for family in node.families(&first) {
         policed(&node, &first, &second, family).with_context(|| format!("family {family}"))?;
     }

@@ -22,10 +22,13 @@ pub struct Maker {
     pub links: Links,
 }
 
+/// The configuration of a plugin for these ranges of addresses, with its data in the folder.
+pub type Plugin = fn(&[&str], &Path) -> Value;
+
 /// How a pod gets its links.
 pub enum Links {
-    /// By this plugin, whose data lie in the folder.
-    Plugin(fn(&[&str], &Path) -> Value),
+    /// By this plugin.
+    Plugin(Plugin),
     /// By hand.
     ByHand(fn(&Place<'_>) -> Result<MadeByHand>),
 }
@@ -40,6 +43,12 @@ pub struct Place<'a> {
 }
 
 impl Maker {
+    /// The network of its plugin `first`, without denizen.
+    pub fn network(&self, first: Plugin, folder: &Path) -> Chain {
+        let plugins = vec![first(self.ranges, folder)];
+        Chain { version: self.version, ..Chain::new("pods", plugins) }
+    }
+
     /// The pod of this name with the addresses of `number`, which its maker's plugin has attached.
     pub fn attach(
         &self,
@@ -49,11 +58,7 @@ impl Maker {
         folder: &Path,
     ) -> Result<Pod> {
         match self.links {
-            Links::Plugin(first) => {
-                let plugins = vec![first(self.ranges, folder)];
-                let chain = Chain { version: self.version, ..Chain::new("pods", plugins) };
-                Pod::attach(node, netns, name, &chain)
-            }
+            Links::Plugin(first) => Pod::attach(node, netns, name, &self.network(first, folder)),
             Links::ByHand(make) => {
                 let ips = self.ranges.iter().map(|range| nth(range, number));
                 let ips = ips.collect::<Result<Vec<_>>>()?;
