@@ -1,6 +1,7 @@
 //! Denizen behind other makers' CNI plugins: pods are detected exactly, services, hairpin, policies
 //! and DEL.
 
+mod crio;
 mod makers;
 mod multus;
 
