@@ -83,6 +83,17 @@ impl Fixture {
         Ok(fixture)
     }
 
+    /// The pods are these from now on, which serve as those did that they replace.
+    pub fn replace_pods(&mut self, bridged: Pod, routed: Pod) -> Result<()> {
+        let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
+        let pods = [(&mut self.bridged, bridged), (&mut self.routed, routed)];
+        for (server, (pod, next)) in self.servers.iter_mut().zip(pods) {
+            *server = serve(&next.netns, &next.addresses, &ports)?;
+            std::mem::replace(pod, next).detach(&self.cluster.world.node)?;
+        }
+        Ok(())
+    }
+
     /// The namespace that `who` is in, and the interface through which the node sees its packets
     /// come in.
     pub fn place(&self, who: Who) -> (&Netns, Option<&str>) {

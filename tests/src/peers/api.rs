@@ -15,6 +15,7 @@
 //! | [`context`] | a node whose agent follows it |
 //! | `tls` | an authority, and kubeconfig files that trust it |
 //! | `real` | the real one |
+//! | `upstream` | requests that the tests' own server passes on to a real one |
 
 mod answer;
 mod change;
@@ -27,6 +28,7 @@ mod select;
 mod server;
 mod store;
 mod tls;
+mod upstream;
 mod watch;
 
 use std::path::Path;
@@ -50,6 +52,10 @@ pub trait Api: std::fmt::Debug {
     fn put(&self, object: &Value) -> Result<()>;
     /// Removes the object of this kind and name.
     fn delete(&self, object: &Value) -> Result<()>;
+    /// Deletes a pod that has this many seconds to end, and stays until its kubelet says that it has.
+    fn end_pod(&self, pod: &Value, grace: u32) -> Result<()>;
+    /// The UID of the object of this kind and name.
+    fn uid(&self, object: &Value) -> Result<String>;
     /// Whether it answers in protobuf.
     fn has_protobuf(&self) -> bool {
         true
@@ -64,6 +70,10 @@ pub trait Api: std::fmt::Debug {
     fn stop(&mut self);
     /// It starts again in `netns`, with the objects that it has.
     fn go_on(&mut self, netns: &Netns) -> Result<()>;
+    /// Whether it has EndpointSlices as the agent reads them (since Kubernetes 1.21).
+    fn has_slices(&self) -> bool {
+        true
+    }
     /// Whether a watch goes on after a restart where it was (KEP-1904, since Kubernetes 1.21).
     fn resumes(&self) -> bool {
         true
@@ -92,6 +102,14 @@ impl Api for Box<dyn Api> {
         (**self).delete(object)
     }
 
+    fn end_pod(&self, pod: &Value, grace: u32) -> Result<()> {
+        (**self).end_pod(pod, grace)
+    }
+
+    fn uid(&self, object: &Value) -> Result<String> {
+        (**self).uid(object)
+    }
+
     fn has_protobuf(&self) -> bool {
         (**self).has_protobuf()
     }
@@ -114,6 +132,10 @@ impl Api for Box<dyn Api> {
 
     fn go_on(&mut self, netns: &Netns) -> Result<()> {
         (**self).go_on(netns)
+    }
+
+    fn has_slices(&self) -> bool {
+        (**self).has_slices()
     }
 
     fn resumes(&self) -> bool {

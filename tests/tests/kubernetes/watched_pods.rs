@@ -14,9 +14,10 @@ use denizen_tests::node::fixture::PORT;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe};
-use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::context::{
+    ApiContext, BOUND, until_error, until_no_error, with_faulty_apis,
+};
 use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// What is not answered by then is asked again, or is dropped.
@@ -33,6 +34,11 @@ fn namespace(name: &str, team: &str) -> Value {
             "labels": { "kubernetes.io/metadata.name": name, "team": team },
         },
     })
+}
+
+/// What no pod may lack.
+fn container() -> Value {
+    json!({ "name": "c", "image": "registry.example/c:1" })
 }
 
 /// Permits what comes from namespaces of this team.
@@ -76,25 +82,32 @@ fn from_every_pod(action: &str) -> Value {
 }
 
 /// An agent that follows some namespaces alone.
-struct Watched {
-    context: ApiContext<ApiServer>,
+struct Watched<'c> {
+    context: &'c mut ApiContext<ApiServer>,
     flags: Vec<String>,
 }
 
-impl Watched {
-    fn new(label: &str, flags: &[&str]) -> Result<Self> {
-        let context = ApiContext::own(label)?;
+impl<'c> Watched<'c> {
+    fn new(context: &'c mut ApiContext<ApiServer>, flags: &[&str]) -> Result<Self> {
         context.put_node()?;
         context.api.put(&namespace("default", "own"))?;
-        context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
         let own = ["--network-policy=on", "--watch-pods=namespaces"];
         let flags = own.iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
-        Ok(Self { context, flags })
+        let watched_pods = Self { context, flags };
+        let bridged = watched_pods.add("a", Wiring::Bridged)?;
+        let routed = watched_pods.add("b", Wiring::Routed)?;
+        watched_pods.context.fixture.replace_pods(bridged, routed)?;
+        Ok(watched_pods)
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = self.context.settings();
+        settings.flags.extend_from_slice(&self.flags);
+        settings
     }
 
     fn start(&self) -> Result<Agent> {
-        let settings = Settings { flags: self.flags.clone(), ..self.context.settings() };
-        let agent = Agent::start(&self.context.fixture.cluster.world.node, settings)?;
+        let agent = Agent::start(&self.context.fixture.cluster.world.node, self.settings())?;
         agent.until("everything is known", BOUND, |status| {
             status["networkPolicy"]["waitingFor"] == json!([])
         })?;
@@ -108,7 +121,7 @@ impl Watched {
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "remote", "namespace": namespace, "labels": { "app": "x" } },
-            "spec": { "nodeName": OTHER_NODE, "containers": [{ "name": "c" }] },
+            "spec": { "nodeName": OTHER_NODE, "containers": [container()] },
             "status": { "phase": "Running", "podIPs": ips },
         })
     }
@@ -144,15 +157,15 @@ impl Watched {
     fn add(&self, name: &str, wiring: Wiring) -> Result<Pod> {
         let cluster = &self.context.fixture.cluster;
         let netns = Netns::new(&format!("byns-{name}"))?;
-        self.put(&json!({
+        let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "name": name, "namespace": "default", "uid": format!("uid-{}", netns.name()),
-            },
-            "spec": { "nodeName": NODE, "containers": [{ "name": "c" }] },
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": { "nodeName": NODE, "containers": [container()] },
             "status": { "phase": "Pending" },
-        }))?;
-        Pod::attach(&cluster.world.node, netns, name, cluster.chain(wiring))
+        });
+        self.put(&pod)?;
+        let uid = self.context.api.uid(&pod)?;
+        Pod::attach_with_uid(&cluster.world.node, netns, (name, &uid), cluster.chain(wiring))
     }
 
     fn put(&self, object: &Value) -> Result<()> {
@@ -187,253 +200,271 @@ fn watched(status: &Value) -> &Value {
 /// So does a restart. An ADD waits for that list.
 #[test]
 fn a_policy_that_names_a_new_namespace() -> Result<()> {
-    let mut watched_pods = Watched::new("byns-new", &[])?;
-    let wait = json!({ "timeout": "5s", "onTimeout": "fail" });
-    watched_pods.context.fixture.cluster.wait_as(&wait);
-    let agent = watched_pods.start()?;
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&watched_pods.remote("peers"))?;
-    watched_pods.until("no policy isolates", true)?;
+    with_faulty_apis("byns-new", |context| {
+        let watched_pods = Watched::new(context, &[])?;
+        let wait = json!({ "timeout": "5s", "onTimeout": "fail" });
+        watched_pods.context.fixture.cluster.wait_as(&wait);
+        let agent = watched_pods.start()?;
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&watched_pods.remote("peers"))?;
+        watched_pods.until("no policy isolates", true)?;
 
-    let silence = || {
-        watched_pods.context.api.behave(|manners| manners.silent_paths = vec![pods_of("peers")]);
-    };
-    silence();
-    watched_pods.put(&permits("a"))?;
-    watched_pods.until("the policy isolates", false)?;
-    agent.until("status says what is missing", BOUND, |status| {
-        watched(status)["waitingFor"] == json!(["peers"])
-    })?;
-    watched_pods.ensure_dropped()?;
-    let added = watched_pods.add("early", Wiring::Bridged);
-    ensure!(added.is_err(), "an ADD did not wait for the list");
+        let silence = || {
+            watched_pods
+                .context
+                .api
+                .behave(|manners| manners.silent_paths = vec![pods_of("peers")]);
+        };
+        silence();
+        watched_pods.put(&permits("a"))?;
+        watched_pods.until("the policy isolates", false)?;
+        agent.until("status says what is missing", BOUND, |status| {
+            watched(status)["waitingFor"] == json!(["peers"])
+        })?;
+        watched_pods.ensure_dropped()?;
+        let added = watched_pods.add("early", Wiring::Bridged);
+        ensure!(added.is_err(), "an ADD did not wait for the list");
 
-    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
-    watched_pods.until("the list is complete", true)?;
-    let status = agent.until("status says what is known", BOUND, |status| {
-        watched(status)["namespaces"] == json!(["peers"])
-            && watched(status)["waitingFor"] == json!([])
-    })?;
-    assert_eq!(watched(&status)["scope"], "namespaces", "{status}");
-    assert_eq!(watched(&status)["allKnown"], false, "{status}");
-    let _late = watched_pods.add("late", Wiring::Bridged)?;
-    ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");
+        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+        watched_pods.until("the list is complete", true)?;
+        let status = agent.until("status says what is known", BOUND, |status| {
+            watched(status)["namespaces"] == json!(["peers"])
+                && watched(status)["waitingFor"] == json!([])
+        })?;
+        assert_eq!(watched(&status)["scope"], "namespaces", "{status}");
+        assert_eq!(watched(&status)["allKnown"], false, "{status}");
+        let _late = watched_pods.add("late", Wiring::Bridged)?;
+        ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");
 
-    // What an agent before programmed stays until everything that is needed is known again.
-    agent.terminate()?;
-    silence();
-    let settings =
-        Settings { flags: watched_pods.flags.clone(), ..watched_pods.context.settings() };
-    let agent = Agent::spawn(&watched_pods.context.fixture.cluster.world.node, settings)?;
-    eventually("it waits for pods", BOUND, || {
-        // It may not listen yet.
-        let status = agent.status().unwrap_or_default();
-        Ok(status["networkPolicy"]["waitingFor"] == json!(["pods"]))
-    })?;
-    watched_pods.until("what is established stays", true)?;
-    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
-    agent.until("everything is known", BOUND, |status| {
-        status["networkPolicy"]["waitingFor"] == json!([])
-    })?;
-    watched_pods.until("it is permitted still", true)
+        // What an agent before programmed stays until everything that is needed is known again.
+        agent.terminate()?;
+        silence();
+        let node = &watched_pods.context.fixture.cluster.world.node;
+        let agent = Agent::spawn(node, watched_pods.settings())?;
+        eventually("it waits for pods", BOUND, || {
+            // It may not listen yet.
+            let status = agent.status().unwrap_or_default();
+            Ok(status["networkPolicy"]["waitingFor"] == json!(["pods"]))
+        })?;
+        watched_pods.until("what is established stays", true)?;
+        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+        agent.until("everything is known", BOUND, |status| {
+            status["networkPolicy"]["waitingFor"] == json!([])
+        })?;
+        watched_pods.until("it is permitted still", true)
+    })
 }
 
 /// What a ClusterNetworkPolicy denies by labels is denied to pods of namespaces that nobody has
 /// listed; and what it passes on by labels is not accepted from them by a later rule.
 #[test]
 fn a_cluster_network_policy_holds_before_all_pods_are_known() -> Result<()> {
-    let watched_pods = Watched::new("byns-cnp", &[])?;
-    watched_pods.context.api.behave(|manners| manners.tiers = true);
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&namespace("other", "b"))?;
-    watched_pods.put(&watched_pods.remote("other"))?;
-    let agent = watched_pods.start()?;
-    watched_pods.until("no policy isolates", true)?;
+    with_faulty_apis("byns-cnp", |context| {
+        let watched_pods = Watched::new(context, &[])?;
+        watched_pods.context.api.define_tiers()?;
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&namespace("other", "b"))?;
+        watched_pods.put(&watched_pods.remote("other"))?;
+        let agent = watched_pods.start()?;
+        watched_pods.until("no policy isolates", true)?;
 
-    let all = || vec!["/api/v1/pods".to_owned()];
-    watched_pods.context.api.behave(|manners| manners.silent_paths = all());
-    watched_pods.put(&admin(&json!([from_team("Deny", "b")])))?;
-    watched_pods.until("the Deny holds", false)?;
-    agent.until("all pods are awaited", BOUND, |status| {
-        watched(status)["scope"] == "all" && watched(status)["allKnown"] == false
-    })?;
-    watched_pods.ensure_dropped()?;
-    watched_pods.put(&isolates())?;
-    let rules = json!([from_team("Pass", "b"), from_every_pod("Accept")]);
-    watched_pods.put(&admin(&rules))?;
-    agent.until("both are in force", BOUND, |status| {
-        status["networkPolicy"]["policies"] == 1 && status["networkPolicy"]["clusterPolicies"] == 1
-    })?;
-    watched_pods.ensure_dropped()?;
+        let all = || vec!["/api/v1/pods".to_owned()];
+        watched_pods.context.api.behave(|manners| manners.silent_paths = all());
+        watched_pods.put(&admin(&json!([from_team("Deny", "b")])))?;
+        watched_pods.until("the Deny holds", false)?;
+        agent.until("all pods are awaited", BOUND, |status| {
+            watched(status)["scope"] == "all" && watched(status)["allKnown"] == false
+        })?;
+        watched_pods.ensure_dropped()?;
+        watched_pods.put(&isolates())?;
+        let rules = json!([from_team("Pass", "b"), from_every_pod("Accept")]);
+        watched_pods.put(&admin(&rules))?;
+        agent.until("both are in force", BOUND, |status| {
+            status["networkPolicy"]["policies"] == 1
+                && status["networkPolicy"]["clusterPolicies"] == 1
+        })?;
+        watched_pods.ensure_dropped()?;
 
-    watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
-    agent.until("all pods are known", BOUND, |status| watched(status)["allKnown"] == true)?;
-    watched_pods.ensure_dropped()?;
-    watched_pods.put(&namespace("other", "c"))?;
-    watched_pods.until("it is known whom the Pass is not about", true)
+        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+        agent.until("all pods are known", BOUND, |status| watched(status)["allKnown"] == true)?;
+        watched_pods.ensure_dropped()?;
+        watched_pods.put(&namespace("other", "c"))?;
+        watched_pods.until("it is known whom the Pass is not about", true)
+    })
 }
 
 /// Its watch begins once and does not end.
 #[test]
 fn a_label_that_flaps() -> Result<()> {
-    let watched_pods = Watched::new("byns-flap", &[])?;
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&watched_pods.remote("peers"))?;
-    watched_pods.put(&permits("a"))?;
-    let agent = watched_pods.start()?;
-    watched_pods.until("it is permitted", true)?;
-    for _ in 0..5 {
-        watched_pods.put(&namespace("peers", "b"))?;
-        watched_pods.until("it is not permitted", false)?;
-        agent.until("its pods are known", BOUND, |status| {
-            watched(status)["namespaces"] == json!(["peers"])
-        })?;
+    with_faulty_apis("byns-flap", |context| {
+        let watched_pods = Watched::new(context, &[])?;
         watched_pods.put(&namespace("peers", "a"))?;
-        watched_pods.until("it is permitted again", true)?;
-    }
-    let (watches, lists): (Vec<_>, Vec<_>) =
-        watched_pods.requests(Some("peers")).into_iter().partition(ReceivedRequest::is_watch);
-    assert_eq!((watches.len(), lists.len()), (1, 1), "{watches:?} {lists:?}");
-    Ok(())
+        watched_pods.put(&watched_pods.remote("peers"))?;
+        watched_pods.put(&permits("a"))?;
+        let agent = watched_pods.start()?;
+        watched_pods.until("it is permitted", true)?;
+        for _ in 0..5 {
+            watched_pods.put(&namespace("peers", "b"))?;
+            watched_pods.until("it is not permitted", false)?;
+            agent.until("its pods are known", BOUND, |status| {
+                watched(status)["namespaces"] == json!(["peers"])
+            })?;
+            watched_pods.put(&namespace("peers", "a"))?;
+            watched_pods.until("it is permitted again", true)?;
+        }
+        let (watches, lists): (Vec<_>, Vec<_>) =
+            watched_pods.requests(Some("peers")).into_iter().partition(ReceivedRequest::is_watch);
+        assert_eq!((watches.len(), lists.len()), (1, 1), "{watches:?} {lists:?}");
+        Ok(())
+    })
 }
 
 /// What is permitted before, in between and after is not dropped for a moment.
 #[test]
 fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
-    let watched_pods = Watched::new("byns-bound", &["--watch-pods-linger=3s"])?;
-    for number in 0..MOST {
-        watched_pods.put(&namespace(&format!("peers-{number}"), "a"))?;
-    }
-    watched_pods.put(&watched_pods.remote("peers-7"))?;
-    watched_pods.put(&permits("a"))?;
-    let agent = watched_pods.start()?;
-    watched_pods.until("it is permitted", true)?;
-    let scope = |scope: &'static str, all_known: bool| {
-        move |status: &Value| {
-            watched(status)["scope"] == scope && watched(status)["allKnown"] == all_known
+    with_faulty_apis("byns-bound", |context| {
+        let watched_pods = Watched::new(context, &["--watch-pods-linger=3s"])?;
+        for number in 0..MOST {
+            watched_pods.put(&namespace(&format!("peers-{number}"), "a"))?;
         }
-    };
-    agent.until("each is followed", BOUND, scope("namespaces", false))?;
-    let dropped = || Ok::<_, anyhow::Error>(agent.status()?["networkPolicy"]["dropped"].take());
-    let before = dropped()?;
-    let done = AtomicBool::new(false);
-    thread::scope(|threads| -> Result<()> {
-        let probing = threads.spawn(|| -> Result<usize> {
-            let mut count = 0;
-            while !done.load(Ordering::Relaxed) {
-                let outcomes = watched_pods.probe(PATIENCE);
-                let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
-                ensure!(passes, "after {count} rounds: {outcomes:?}");
-                count += 1;
+        watched_pods.put(&watched_pods.remote("peers-7"))?;
+        watched_pods.put(&permits("a"))?;
+        let agent = watched_pods.start()?;
+        watched_pods.until("it is permitted", true)?;
+        let scope = |scope: &'static str, all_known: bool| {
+            move |status: &Value| {
+                watched(status)["scope"] == scope && watched(status)["allKnown"] == all_known
             }
-            Ok(count)
-        });
-        let changed = (|| {
-            for _ in 0..2 {
-                watched_pods.put(&namespace("one-more", "a"))?;
-                agent.until("all are followed", BOUND, scope("all", true))?;
-                watched_pods.put(&namespace("one-more", "b"))?;
-                agent.until("each is followed again", BOUND, scope("namespaces", false))?;
-            }
-            Ok(())
-        })();
-        done.store(true, Ordering::Relaxed);
-        let rounds = probing.join().expect("it does not panic");
-        changed.and(rounds).map(drop)
-    })?;
-    // Whoever sends a packet again does not notice that one was dropped.
-    assert_eq!(dropped()?, before);
-    ensure!(!watched_pods.requests(None).is_empty(), "all pods were never asked for");
-    Ok(())
+        };
+        agent.until("each is followed", BOUND, scope("namespaces", false))?;
+        let dropped = || Ok::<_, anyhow::Error>(agent.status()?["networkPolicy"]["dropped"].take());
+        let before = dropped()?;
+        let done = AtomicBool::new(false);
+        thread::scope(|threads| -> Result<()> {
+            let probing = threads.spawn(|| -> Result<usize> {
+                let mut count = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let outcomes = watched_pods.probe(PATIENCE);
+                    let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
+                    ensure!(passes, "after {count} rounds: {outcomes:?}");
+                    count += 1;
+                }
+                Ok(count)
+            });
+            let changed = (|| {
+                for _ in 0..2 {
+                    watched_pods.put(&namespace("one-more", "a"))?;
+                    agent.until("all are followed", BOUND, scope("all", true))?;
+                    watched_pods.put(&namespace("one-more", "b"))?;
+                    agent.until("each is followed again", BOUND, scope("namespaces", false))?;
+                }
+                Ok(())
+            })();
+            done.store(true, Ordering::Relaxed);
+            let rounds = probing.join().expect("it does not panic");
+            changed.and(rounds).map(drop)
+        })?;
+        // Whoever sends a packet again does not notice that one was dropped.
+        assert_eq!(dropped()?, before);
+        ensure!(!watched_pods.requests(None).is_empty(), "all pods were never asked for");
+        Ok(())
+    })
 }
 
 /// Its address may be another pod's, of a namespace that nobody follows, before its end is known.
 #[test]
 fn a_pod_that_should_have_ended_permits_nothing() -> Result<()> {
-    let watched_pods = Watched::new("byns-reuse", &[])?;
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&permits("a"))?;
-    let agent = watched_pods.start()?;
-    let mut ended = watched_pods.remote("peers");
-    watched_pods.put(&ended)?;
-    watched_pods.until("it is permitted", true)?;
-    // Another one has the address, and nobody has heard that this one has ended.
-    watched_pods.put(&namespace("other", "b"))?;
-    watched_pods.put(&watched_pods.remote("other"))?;
-    let soon = Timestamp::from_second(Timestamp::now().as_second() + 2)?;
-    ended["metadata"]["deletionTimestamp"] = soon.to_string().into();
-    watched_pods.put(&ended)?;
-    watched_pods.until("its grace period is over", false)?;
-    ended["status"]["conditions"] = json!([{ "type": "Ready", "status": "False" }]);
-    watched_pods.put(&ended)?;
-    watched_pods.ensure_dropped()?;
+    with_faulty_apis("byns-reuse", |context| {
+        let watched_pods = Watched::new(context, &[])?;
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&permits("a"))?;
+        let agent = watched_pods.start()?;
+        let mut ended = watched_pods.remote("peers");
+        watched_pods.put(&ended)?;
+        watched_pods.until("it is permitted", true)?;
+        // Another one has the address, and nobody has heard that this one has ended.
+        watched_pods.put(&namespace("other", "b"))?;
+        watched_pods.put(&watched_pods.remote("other"))?;
+        watched_pods.context.api.end_pod(&ended, 2)?;
+        watched_pods.until("its grace period is over", false)?;
+        ended["status"]["conditions"] = json!([{ "type": "Ready", "status": "False" }]);
+        watched_pods.put(&ended)?;
+        watched_pods.ensure_dropped()?;
 
-    let mut next = watched_pods.remote("peers");
-    watched_pods.context.api.delete(&next)?;
-    watched_pods.put(&next)?;
-    watched_pods.until("one of the same name is permitted", true)?;
-    next["status"]["phase"] = "Succeeded".into();
-    watched_pods.put(&next)?;
-    watched_pods.until("it has ended", false)?;
-    assert_eq!(watched(&agent.status()?)["namespaces"], json!(["peers"]));
-    Ok(())
+        let mut next = watched_pods.remote("peers");
+        watched_pods.context.api.delete(&next)?;
+        watched_pods.put(&next)?;
+        watched_pods.until("one of the same name is permitted", true)?;
+        next["status"]["phase"] = "Succeeded".into();
+        watched_pods.put(&next)?;
+        watched_pods.until("it has ended", false)?;
+        assert_eq!(watched(&agent.status()?)["namespaces"], json!(["peers"]));
+        Ok(())
+    })
 }
 
 /// A namespace whose pods cannot be listed is named, and concerns nobody else.
 #[test]
 fn a_namespace_that_cannot_be_listed() -> Result<()> {
-    let mut watched_pods = Watched::new("byns-bad", &[])?;
-    let wait = json!({ "timeout": "20s", "onTimeout": "fail" });
-    watched_pods.context.fixture.cluster.wait_as(&wait);
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&watched_pods.remote("peers"))?;
-    for name in ["forbidden", "garbled"] {
-        watched_pods.put(&namespace(name, "a"))?;
-    }
-    watched_pods.put(&permits("a"))?;
-    watched_pods.context.api.behave(|manners| {
-        manners.forbidden_paths = vec![pods_of("forbidden")];
-        manners.garbled_paths = vec![pods_of("garbled")];
-    });
-    let agent = watched_pods.start()?;
-    watched_pods.until("the others are not touched", true)?;
-    for name in ["forbidden", "garbled"] {
-        until_error(&agent, &format!("of namespace {name}: "))?;
-    }
-    agent.until("status names both", BOUND, |status| {
-        watched(status)["failed"] == json!(["forbidden", "garbled"])
-            && watched(status)["namespaces"] == json!(["peers"])
-    })?;
-    let added = watched_pods.add("late", Wiring::Routed);
-    let _late = added.context("an ADD waits for no list that cannot be had")?;
-    watched_pods.context.api.behave(|manners| {
-        manners.forbidden_paths.clear();
-        manners.garbled_paths.clear();
-    });
-    agent.until("both are known", BOUND, |status| {
-        watched(status)["namespaces"] == json!(["forbidden", "garbled", "peers"])
-            && watched(status)["failed"] == json!([])
-    })?;
-    until_no_error(&agent)
+    with_faulty_apis("byns-bad", |context| {
+        let watched_pods = Watched::new(context, &[])?;
+        let wait = json!({ "timeout": "20s", "onTimeout": "fail" });
+        watched_pods.context.fixture.cluster.wait_as(&wait);
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&watched_pods.remote("peers"))?;
+        for name in ["forbidden", "garbled"] {
+            watched_pods.put(&namespace(name, "a"))?;
+        }
+        watched_pods.put(&permits("a"))?;
+        watched_pods.context.api.behave(|manners| {
+            manners.forbidden_paths = vec![pods_of("forbidden")];
+            manners.garbled_paths = vec![pods_of("garbled")];
+        });
+        let agent = watched_pods.start()?;
+        watched_pods.until("the others are not touched", true)?;
+        for name in ["forbidden", "garbled"] {
+            until_error(&agent, &format!("of namespace {name}: "))?;
+        }
+        agent.until("status names both", BOUND, |status| {
+            watched(status)["failed"] == json!(["forbidden", "garbled"])
+                && watched(status)["namespaces"] == json!(["peers"])
+        })?;
+        let added = watched_pods.add("late", Wiring::Routed);
+        let _late = added.context("an ADD waits for no list that cannot be had")?;
+        watched_pods.context.api.behave(|manners| {
+            manners.forbidden_paths.clear();
+            manners.garbled_paths.clear();
+        });
+        agent.until("both are known", BOUND, |status| {
+            watched(status)["namespaces"] == json!(["forbidden", "garbled", "peers"])
+                && watched(status)["failed"] == json!([])
+        })?;
+        until_no_error(&agent)
+    })
 }
 
 /// A small cluster's pods are all followed, and by one watch beside that of this node's.
 #[test]
 fn in_a_small_cluster_all_pods_are_followed() -> Result<()> {
-    let mut watched_pods = Watched::new("byns-small", &[])?;
-    watched_pods.flags = ["--network-policy=on", "--watch-pods=auto"].map(str::to_owned).into();
-    watched_pods.put(&namespace("peers", "a"))?;
-    watched_pods.put(&watched_pods.remote("peers"))?;
-    watched_pods.put(&permits("a"))?;
-    let agent = watched_pods.start()?;
-    watched_pods.until("it is permitted", true)?;
-    let status = agent.status()?;
-    let why = watched(&status)["why"].as_str().unwrap_or_default();
-    ensure!(
-        watched(&status)["scope"] == "all" && why.contains("nodes at the start: 1,"),
-        "{status}"
-    );
-    ensure!(watched_pods.requests(Some("peers")).is_empty());
-    assert_eq!(watched_pods.requests(None).iter().filter(|request| request.is_watch()).count(), 1);
-    Ok(())
+    with_faulty_apis("byns-small", |context| {
+        let mut watched_pods = Watched::new(context, &[])?;
+        watched_pods.flags = ["--network-policy=on", "--watch-pods=auto"].map(str::to_owned).into();
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&watched_pods.remote("peers"))?;
+        watched_pods.put(&permits("a"))?;
+        let agent = watched_pods.start()?;
+        watched_pods.until("it is permitted", true)?;
+        let status = agent.status()?;
+        let why = watched(&status)["why"].as_str().unwrap_or_default();
+        ensure!(
+            watched(&status)["scope"] == "all" && why.contains("nodes at the start: 1,"),
+            "{status}"
+        );
+        ensure!(watched_pods.requests(Some("peers")).is_empty());
+        assert_eq!(
+            watched_pods.requests(None).iter().filter(|request| request.is_watch()).count(),
+            1
+        );
+        Ok(())
+    })
 }

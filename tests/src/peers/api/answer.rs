@@ -41,10 +41,12 @@ pub(super) async fn answer(
         status: 0,
     };
     let number = shared.record(received.clone());
-    let mut response = answer_to(&shared, &received, request).await;
-    if received.protobuf && response.status().as_u16() >= 400 {
-        response = refusal_in_protobuf(response).await;
-    }
+    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let mut response = match (fault(&shared, &received, token).await, &shared.upstream) {
+        (None, Some(upstream)) => upstream.forward(&shared, &received, request).await,
+        (None, None) => encoded(&received, answer_to(&shared, &received, request).await).await,
+        (Some(fault), _) => encoded(&received, fault).await,
+    };
     response.headers_mut().insert("date", date(shared.manners().clock_ahead));
     shared.answered(number, response.status().as_u16());
     response
@@ -56,10 +58,13 @@ fn accepted(request: &Request<Incoming>) -> &str {
     accepted.unwrap_or_default()
 }
 
-const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// A refusal says why in the encoding that was asked for; one that is a text stays one.
-async fn refusal_in_protobuf(response: Response<Body>) -> Response<Body> {
+async fn encoded(received: &ReceivedRequest, response: Response<Body>) -> Response<Body> {
+    if !received.protobuf || response.status().as_u16() < 400 {
+        return response;
+    }
     let (mut head, body) = response.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let Ok(status) = serde_json::from_slice::<Value>(&body) else {
@@ -81,17 +86,44 @@ fn too_many(seconds: u64) -> Response<Body> {
         .expect("a status and headers that exist")
 }
 
+/// What the server's manners answer in place of what is asked for.
+async fn fault(
+    shared: &Arc<Shared>,
+    received: &ReceivedRequest,
+    token: Option<&str>,
+) -> Option<Response<Body>> {
+    let manners = shared.manners();
+    let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
+    if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
+        return Some(failure(401, "Unauthorized", "Unauthorized"));
+    }
+    let plural = PathTarget::parse(&received.path)?.resource.plural;
+    while shared.manners().silent_paths.contains(&received.path) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    if manners.garbled_paths.contains(&received.path) {
+        return Some(json_answer(200, "<html>Welcome</html>".into()));
+    }
+    if let Some(refusal) = refused(&manners, plural).await {
+        return Some(refusal);
+    }
+    if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
+        return Some(too_many(seconds));
+    }
+    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&received.path) {
+        let message =
+            format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
+        return Some(failure(403, "Forbidden", &message));
+    }
+    None
+}
+
 async fn answer_to(
     shared: &Arc<Shared>,
     received: &ReceivedRequest,
     request: Request<Incoming>,
 ) -> Response<Body> {
     let manners = shared.manners();
-    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
-    let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
-    if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
-        return failure(401, "Unauthorized", "Unauthorized");
-    }
     if received.path == REVIEWS {
         return match refused(&manners, "selfsubjectaccessreviews").await {
             Some(refusal) => refusal,
@@ -117,24 +149,6 @@ async fn answer_to(
     let Some(target) = PathTarget::parse(&received.path) else {
         return discovery(&received.path, &manners);
     };
-    let plural = target.resource.plural;
-    while shared.manners().silent_paths.contains(&received.path) {
-        sleep(Duration::from_millis(20)).await;
-    }
-    if manners.garbled_paths.contains(&received.path) {
-        return json_answer(200, "<html>Welcome</html>".into());
-    }
-    if let Some(refusal) = refused(&manners, plural).await {
-        return refusal;
-    }
-    if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
-        return too_many(seconds);
-    }
-    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&received.path) {
-        let message =
-            format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
-        return failure(403, "Forbidden", &message);
-    }
     match (request.method(), &target.name) {
         (&Method::GET, Some(name)) => {
             let namespace = target.namespace.as_deref().unwrap_or_default();
@@ -300,18 +314,8 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
         shared.store.keep(target.resource, version, objects);
     }
     let breaks = shared.take(|manners| &mut manners.breaks_lists);
-    let never_ends = manners.never_ends_lists;
     let (pipe, body) = Pipe::new(manners);
-    tokio::spawn(async move {
-        if never_ends {
-            let _ = pipe.write(text.slice(..text.len() / 2)).await;
-            sleep(Duration::from_secs(3600)).await;
-        } else if breaks {
-            pipe.break_off(&text).await;
-        } else {
-            let _ = pipe.write(text).await;
-        }
-    });
+    tokio::spawn(pipe.list(text, breaks));
     response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body)
 }
 

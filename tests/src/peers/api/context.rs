@@ -1,6 +1,7 @@
 //! The usual fixture with an API server in place of a folder of manifests.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,6 +18,8 @@ use crate::packets::probe::{Outcome, Protocol};
 
 /// Where API servers listen: a host outside the cluster.
 const SERVER: &str = "203.0.113.66:6443";
+/// Where a real one listens that the tests' own stands in front of.
+const UPSTREAM: &str = "203.0.113.66:6444";
 
 /// The tests' own server has no ServiceCIDR unless it is given one.
 const OWN: [Outcome; 1] = [Outcome::Unreachable];
@@ -47,6 +50,16 @@ impl ApiContext<ApiServer> {
             ApiServer::start(&cluster.world.client, address, &cluster.world.subfolder("api")?)
         })
     }
+
+    /// With the tests' own server in front of a real one.
+    fn in_front(label: &str, assets: &Path) -> Result<Self> {
+        Self::with(label, &REAL, |cluster, address| {
+            let world = &cluster.world;
+            let (netns, folder) = (&world.client, world.subfolder("upstream")?);
+            let real = RealServer::start(assets, netns, UPSTREAM.parse()?, &folder)?;
+            ApiServer::in_front_of(real, netns, address, &world.subfolder("api")?)
+        })
+    }
 }
 
 impl<A: Api> ApiContext<A> {
@@ -67,9 +80,13 @@ impl<A: Api> ApiContext<A> {
         Ok(Self { fixture, api, unknown })
     }
 
-    /// How the agent is run: with the server's kubeconfig.
+    /// How the agent is run: with the server's kubeconfig, and without services where the server
+    /// has none of their endpoints.
     pub fn settings(&self) -> Settings {
+        let flags =
+            if self.api.has_slices() { Vec::new() } else { vec!["--services=off".to_owned()] };
         Settings {
+            flags,
             objects: Objects::Kubeconfig(self.api.kubeconfig().to_owned()),
             ..self.fixture.cluster.settings()
         }
@@ -162,6 +179,17 @@ pub fn with_every_api(
         Ok(Box::new(RealServer::start(&assets, &cluster.world.client, address, &folder)?))
     })?;
     test(&mut real).context("with a real kube-apiserver")
+}
+
+/// Plays `test` with the tests' own server, and with that in front of a real one where there is one.
+pub fn with_faulty_apis(
+    label: &str,
+    test: impl Fn(&mut ApiContext<ApiServer>) -> Result<()>,
+) -> Result<()> {
+    test(&mut ApiContext::own(label)?).context("with the tests' own API server")?;
+    let Some(assets) = assets() else { return Ok(()) };
+    let mut front = ApiContext::in_front(label, &assets)?;
+    test(&mut front).context("in front of a real kube-apiserver")
 }
 
 /// Waits until the agent says that something is wrong with `part` in it.

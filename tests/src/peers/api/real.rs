@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::kinds::path_of;
 use super::manners::query_of;
 use super::tls::Authority;
+use super::upstream::Upstream;
 use super::{Api, ReceivedRequest};
 use crate::conf::documents;
 use crate::eventually::observed;
@@ -26,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Who puts objects there.
 const ADMIN: &str = "the-admins-token";
-const TOKEN: &str = "the-agents-token";
+/// Who the agent is.
+pub(super) const AGENTS_TOKEN: &str = "the-agents-token";
 /// Who the kubeconfig file is for. It has the rights that `conf/` gives it.
 pub const AGENT: &str = "system:serviceaccount:kube-system:denizen";
 
@@ -48,6 +50,7 @@ pub struct RealServer {
     address: SocketAddr,
     folder: PathBuf,
     kubeconfig: PathBuf,
+    authority: Authority,
     namespace: String,
     is_old: bool,
     flags: Vec<String>,
@@ -60,7 +63,7 @@ impl RealServer {
     /// Starts etcd and the server at `address`, which `netns` has, and waits until it is ready.
     pub fn start(assets: &Path, netns: &Netns, address: SocketAddr, folder: &Path) -> Result<Self> {
         let authority = Authority::new()?;
-        authority.write_kubeconfig(folder, &format!("https://{address}"), TOKEN)?;
+        authority.write_kubeconfig(folder, &format!("https://{address}"), AGENTS_TOKEN)?;
         let identity = authority.identity(address.ip())?;
         let file = |name: &str, text: String| -> Result<String> {
             let path = folder.join(name);
@@ -73,7 +76,8 @@ impl RealServer {
         let signing = file("accounts.key", accounts.serialize_pem())?;
         // The flag would take a private key too, but not as PKCS #8 has one of an elliptic curve.
         let checking = file("accounts.pub", accounts.public_key_pem())?;
-        let tokens = format!("{ADMIN},admin,admin,\"system:masters\"\n{TOKEN},{AGENT},agent\n");
+        let tokens =
+            format!("{ADMIN},admin,admin,\"system:masters\"\n{AGENTS_TOKEN},{AGENT},agent\n");
         let tokens = file("tokens.csv", tokens)?;
         let etcd = [
             format!("--data-dir={}", folder.join("etcd").display()),
@@ -110,6 +114,7 @@ impl RealServer {
             address,
             folder: folder.to_owned(),
             kubeconfig: folder.join("kubeconfig"),
+            authority,
             namespace: netns.name().to_owned(),
             is_old,
             flags,
@@ -127,7 +132,12 @@ impl RealServer {
     /// Puts ClusterRoles and ClusterRoleBindings there.
     pub fn put_roles(&self, roles: &[Value]) -> Result<()> {
         let requests = roles.iter().map(|role| Ok(ApiRequest::put(&path_of_role(role)?, role)));
-        self.ask(&requests.collect::<Result<Vec<_>>>()?.concat())
+        self.ask(&requests.collect::<Result<Vec<_>>>()?.concat()).map(drop)
+    }
+
+    /// How the tests' own server reaches it.
+    pub(super) fn upstream(&self) -> Result<Upstream> {
+        Ok(Upstream::new(self.address, self.authority.client_config()?))
     }
 
     /// The version in which it has EndpointSlices.
@@ -153,7 +163,7 @@ impl RealServer {
         let made = made.map(|path| ApiRequest { method: "GET", path, body: None });
         let log = self.folder.join("kube-apiserver.log");
         let (mut etcd, mut server) = (self.etcd.take(), self.server.take());
-        let made = || -> Result<Result<()>> {
+        let made = || -> Result<Result<String>> {
             let made = self.ask(&made);
             for process in [&mut etcd, &mut server].into_iter().flatten() {
                 ensure!(made.is_ok() || process.try_wait()?.is_none(), "it has ended");
@@ -162,11 +172,11 @@ impl RealServer {
         };
         let ready = observed("ready", PATIENCE, made, Result::is_ok);
         (self.etcd, self.server) = (etcd, server);
-        ready.with_context(|| fs::read_to_string(&log).unwrap_or_default())?
+        ready.with_context(|| fs::read_to_string(&log).unwrap_or_default())?.map(drop)
     }
 
-    /// Asks by curl, on one connection, until a request fails.
-    fn ask(&self, requests: &[ApiRequest]) -> Result<()> {
+    /// Asks by curl, on one connection, until a request fails. Returns the last answer.
+    fn ask(&self, requests: &[ApiRequest]) -> Result<String> {
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
         let (config, answer) = (file("config"), file("answer"));
@@ -196,8 +206,9 @@ impl RealServer {
         fs::write(&config, text)?;
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.namespace, "curl", "--config"]).arg(&config);
-        let result = checked(&mut command).map(drop);
-        result.with_context(|| fs::read_to_string(&answer).unwrap_or_default())
+        let result = checked(&mut command);
+        let answer = fs::read_to_string(&answer).unwrap_or_default();
+        result.with_context(|| answer.clone()).map(|_| answer)
     }
 }
 
@@ -331,7 +342,18 @@ impl Api for RealServer {
     }
 
     fn delete(&self, object: &Value) -> Result<()> {
-        self.ask(&[ApiRequest { method: "DELETE", path: path_of(object)?, body: None }])
+        self.end_pod(object, 0)
+    }
+
+    fn end_pod(&self, pod: &Value, grace: u32) -> Result<()> {
+        let path = format!("{}?gracePeriodSeconds={grace}", path_of(pod)?);
+        self.ask(&[ApiRequest { method: "DELETE", path, body: None }]).map(drop)
+    }
+
+    fn uid(&self, object: &Value) -> Result<String> {
+        let request = ApiRequest { method: "GET", path: path_of(object)?, body: None };
+        let found: Value = serde_json::from_str(&self.ask(&[request])?)?;
+        found["metadata"]["uid"].as_str().map(str::to_owned).context("it has no UID")
     }
 
     fn agent_requests(&self) -> Result<Vec<ReceivedRequest>> {
@@ -346,12 +368,12 @@ impl Api for RealServer {
         let name = definition["metadata"]["name"].as_str().unwrap_or_default();
         self.ask(&ApiRequest::put(&format!("{path}/{name}"), &definition))?;
         let served = [ApiRequest { method: "GET", path: CLUSTER_POLICIES.to_owned(), body: None }];
-        observed("served", PATIENCE, || Ok(self.ask(&served)), Result::is_ok)?
+        observed("served", PATIENCE, || Ok(self.ask(&served)), Result::is_ok)?.map(drop)
     }
 
     fn forbid_all(&self) -> Result<()> {
         let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/denizen".to_owned();
-        self.ask(&[ApiRequest { method: "DELETE", path, body: None }])
+        self.ask(&[ApiRequest { method: "DELETE", path, body: None }]).map(drop)
     }
 
     fn stop(&mut self) {
@@ -367,10 +389,14 @@ impl Api for RealServer {
         !self.is_old
     }
 
+    fn has_slices(&self) -> bool {
+        !self.is_old
+    }
+
     fn put_all(&self, objects: &[Value]) -> Result<()> {
         let requests = objects.iter().map(|object| Ok(ApiRequest::put(&path_of(object)?, object)));
         let requests = requests.collect::<Result<Vec<_>>>()?;
-        self.ask(&requests.into_iter().flatten().collect::<Vec<_>>())
+        self.ask(&requests.into_iter().flatten().collect::<Vec<_>>()).map(drop)
     }
 }
 

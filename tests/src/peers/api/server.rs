@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
@@ -21,8 +23,10 @@ use super::answer::answer;
 use super::exec::Executor;
 use super::kinds::{RESOURCES, Resource};
 use super::manners::{Manners, ReceivedRequest};
+use super::real::{AGENTS_TOKEN, RealServer};
 use super::store::Store;
 use super::tls::{Authority, replace};
+use super::upstream::Upstream;
 use crate::node::netns::Netns;
 
 /// The token that the kubeconfig file holds at first.
@@ -35,6 +39,8 @@ const STREAMS: u32 = 100;
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) store: Store,
+    /// Who answers in its place, where its manners are good.
+    pub(super) upstream: Option<Upstream>,
     manners: Mutex<Manners>,
     requests: Mutex<Vec<ReceivedRequest>>,
     executor: Mutex<Option<Executor>>,
@@ -115,26 +121,54 @@ pub struct ApiServer {
     kubeconfig: PathBuf,
     authority: Authority,
     running: Option<RunningThread>,
+    /// Who has the objects, if not this one itself.
+    real: Option<RealServer>,
 }
 
 #[derive(Debug)]
 struct RunningThread {
     stop: oneshot::Sender<()>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Result<()>>,
 }
 
 impl ApiServer {
     /// Starts a server at `address`, which `netns` has. Its kubeconfig file is in `folder`.
     pub fn start(netns: &Netns, address: SocketAddr, folder: &Path) -> Result<Self> {
+        Self::start_with(netns, address, folder, None)
+    }
+
+    /// Starts one in front of a real server in the same namespace. What its manners do not spoil is
+    /// answered by that one, byte for byte; and that one has the objects.
+    pub fn in_front_of(
+        real: RealServer,
+        netns: &Netns,
+        address: SocketAddr,
+        folder: &Path,
+    ) -> Result<Self> {
+        Self::start_with(netns, address, folder, Some(real))
+    }
+
+    fn start_with(
+        netns: &Netns,
+        address: SocketAddr,
+        folder: &Path,
+        real: Option<RealServer>,
+    ) -> Result<Self> {
         let authority = Authority::new()?;
-        authority.write_kubeconfig(folder, &format!("https://{address}"), TOKEN)?;
+        let token = if real.is_some() { AGENTS_TOKEN } else { TOKEN };
+        authority.write_kubeconfig(folder, &format!("https://{address}"), token)?;
+        let upstream = real.as_ref().map(RealServer::upstream).transpose()?;
+        // Whether a real server has ClusterNetworkPolicies, it says itself.
+        let manners = Manners { tiers: real.is_some(), ..Manners::default() };
+        let shared = Shared { upstream, manners: manners.into(), ..Shared::default() };
         let mut server = Self {
-            shared: Arc::default(),
+            shared: Arc::new(shared),
             address,
             folder: folder.to_owned(),
             kubeconfig: folder.join("kubeconfig"),
             authority,
             running: None,
+            real,
         };
         server.go_on(netns)?;
         Ok(server)
@@ -153,14 +187,14 @@ impl ApiServer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel();
         let shared = self.shared.clone();
-        let thread = std::thread::spawn(move || {
+        let thread = netns.spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
                     _ = stopped => {}
                     result = accept(listener, tls, shared) => panic!("{result:?}"),
                 }
             });
-        });
+        })?;
         self.running = Some(RunningThread { stop, thread });
         Ok(())
     }
@@ -200,7 +234,7 @@ impl ApiServer {
 
     /// Forgets its history: a client with an old version gets 410.
     pub fn compact(&self) {
-        self.shared.store.compact();
+        self.store().compact();
     }
 
     /// Takes another certificate authority; the kubeconfig's is changed only by
@@ -222,7 +256,7 @@ impl ApiServer {
 
     /// Puts an object in the place of the one with its UID; whether that is still there.
     pub fn update(&self, object: &Value) -> Result<bool> {
-        Ok(self.shared.store.update(object.clone())?.is_some())
+        Ok(self.store().update(object.clone())?.is_some())
     }
 
     /// Every request since the beginning.
@@ -237,7 +271,12 @@ impl ApiServer {
 
     /// Every object of this resource, by its plural.
     pub fn objects(&self, plural: &str) -> Vec<Value> {
-        self.shared.store.all(plural)
+        self.store().all(plural)
+    }
+
+    fn store(&self) -> &Store {
+        assert!(self.real.is_none(), "the objects are the real server's");
+        &self.shared.store
     }
 
     /// Where its kubeconfig file, certificate and token are.
@@ -256,14 +295,46 @@ impl Api for ApiServer {
     }
 
     fn put(&self, object: &Value) -> Result<()> {
-        self.shared.store.put(object.clone()).map(drop)
+        self.put_all(std::slice::from_ref(object))
+    }
+
+    fn put_all(&self, objects: &[Value]) -> Result<()> {
+        match &self.real {
+            Some(real) => real.put_all(objects),
+            None => {
+                objects.iter().try_for_each(|object| self.store().put(object.clone()).map(drop))
+            }
+        }
     }
 
     fn delete(&self, object: &Value) -> Result<()> {
-        let resource = Resource::of(object)?;
-        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
-        let deleted = self.shared.store.delete(resource, text("namespace"), text("name"));
-        deleted.map(drop).with_context(|| format!("there is no {} {}", resource.kind, text("name")))
+        if let Some(real) = &self.real {
+            return real.delete(object);
+        }
+        let (resource, namespace, name) = key(object)?;
+        let deleted = self.store().delete(resource, namespace, name);
+        deleted.map(drop).with_context(|| format!("there is no {} {name}", resource.kind))
+    }
+
+    fn end_pod(&self, pod: &Value, grace: u32) -> Result<()> {
+        if let Some(real) = &self.real {
+            return real.end_pod(pod, grace);
+        }
+        let end = Timestamp::now() + Duration::from_secs(grace.into());
+        let mut pod = pod.clone();
+        pod["metadata"]["deletionTimestamp"] =
+            Timestamp::from_second(end.as_second())?.to_string().into();
+        self.put(&pod)
+    }
+
+    fn uid(&self, object: &Value) -> Result<String> {
+        if let Some(real) = &self.real {
+            return real.uid(object);
+        }
+        let (resource, namespace, name) = key(object)?;
+        let stored = self.store().get(resource, namespace, name).context("it is not there")?;
+        let uid = stored.value["metadata"]["uid"].as_str();
+        uid.map(str::to_owned).context("each has one")
     }
 
     fn has_protobuf(&self) -> bool {
@@ -276,7 +347,7 @@ impl Api for ApiServer {
 
     fn define_tiers(&self) -> Result<()> {
         self.behave(|manners| manners.tiers = true);
-        Ok(())
+        self.real.as_ref().map_or(Ok(()), Api::define_tiers)
     }
 
     fn forbid_all(&self) -> Result<()> {
@@ -292,6 +363,16 @@ impl Api for ApiServer {
     fn go_on(&mut self, netns: &Netns) -> Result<()> {
         self.go_on(netns)
     }
+
+    fn has_slices(&self) -> bool {
+        self.real.as_ref().is_none_or(Api::has_slices)
+    }
+}
+
+/// Where the store has this object.
+fn key(object: &Value) -> Result<(Resource, &str, &str)> {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    Ok((Resource::of(object)?, text("namespace"), text("name")))
 }
 
 impl Drop for ApiServer {

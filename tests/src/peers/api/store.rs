@@ -110,6 +110,13 @@ impl Store {
             metadata["creationTimestamp"] =
                 inherited("creationTimestamp").unwrap_or_else(|| "2026-01-01T00:00:00Z".into());
         }
+        // As for a real server: only a deletion sets it, and nothing takes it back.
+        if metadata["deletionTimestamp"].is_null()
+            && let Some(before) = before.as_ref().map(|before| &before.value["metadata"])
+            && !before["deletionTimestamp"].is_null()
+        {
+            metadata["deletionTimestamp"] = before["deletionTimestamp"].clone();
+        }
         let after = Arc::new(Stored::new(value));
         content.objects.insert(key, after.clone());
         content.history.push(StoreChange {

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::json;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::version::{TLS12, TLS13};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 /// An authority.
 #[derive(Debug)]
@@ -49,6 +50,17 @@ impl Authority {
         let names = [address.to_string(), "kubernetes.default.svc".to_owned()];
         let certificate = CertificateParams::new(names)?.signed_by(&key, &self.issuer)?;
         Ok(Identity { certificate, key })
+    }
+
+    /// How a client speaks TLS that trusts this authority alone.
+    pub fn client_config(&self) -> Result<Arc<ClientConfig>> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes())?)?;
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&TLS12, &TLS13])?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Arc::new(config))
     }
 
     /// Writes a kubeconfig file into `folder`, beside the certificate and the token that it names.

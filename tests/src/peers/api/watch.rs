@@ -43,6 +43,18 @@ impl Pipe {
         (Self { sender, manners }, StreamBody::new(pieces).boxed_unsync())
     }
 
+    /// Sends all of a list, or as much of it as the server's manners want.
+    pub(super) async fn list(self, text: Bytes, breaks: bool) {
+        if self.manners.never_ends_lists {
+            let _ = self.write(text.slice(..text.len() / 2)).await;
+            sleep(std::time::Duration::from_secs(3600)).await;
+        } else if breaks {
+            self.break_off(&text).await;
+        } else {
+            let _ = self.write(text).await;
+        }
+    }
+
     /// Sends these bytes, at the server's configured pace.
     pub(super) async fn write(&self, bytes: Bytes) -> Result<(), ReaderGone> {
         let Some((size, pause)) = self.manners.slow else {
@@ -86,22 +98,20 @@ pub(super) struct WatchScope {
 pub(super) struct Watch {
     shared: Arc<Shared>,
     scope: WatchScope,
-    pipe: Pipe,
-    sent: usize,
+    events: EventPipe,
     cut: watch::Receiver<u64>,
     expire: watch::Receiver<u64>,
 }
 
 impl Watch {
-    /// Hears from now on when it is to break off.
+    /// From now on it can be broken off.
     pub(super) fn new(shared: Arc<Shared>, scope: WatchScope, pipe: Pipe) -> Self {
         Self {
             cut: shared.cut.subscribe(),
             expire: shared.expire.subscribe(),
             shared,
+            events: EventPipe::new(pipe, scope.protobuf),
             scope,
-            pipe,
-            sent: 0,
         }
     }
 
@@ -116,7 +126,7 @@ impl Watch {
             Some(since) => since,
             None => self.initial().await?,
         };
-        let manners = self.pipe.manners.clone();
+        let manners = self.events.pipe.manners.clone();
         let longest = std::time::Duration::from_secs(self.scope.seconds);
         let end = Instant::now() + manners.watches_last.min(longest);
         let mut bookmark = interval_at(Instant::now() + manners.bookmarks, manners.bookmarks);
@@ -126,7 +136,7 @@ impl Watch {
             if !self.shared.manners().late.contains(&resource.plural) {
                 let Ok((events, until)) = self.shared.store.events(*resource, selector, since)
                 else {
-                    return self.expired().await;
+                    return self.events.expired().await;
                 };
                 for event in events {
                     self.object(event.kind, &event.object).await?;
@@ -135,13 +145,8 @@ impl Watch {
             }
             tokio::select! {
                 _ = versions.changed() => {}
-                _ = self.cut.changed() => {
-                    let line = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj");
-                    let frame = Bytes::from_static(&[0, 0, 1, 0, 0x0a, 5, b'A', b'D']);
-                    let half = if self.scope.protobuf { frame } else { line };
-                    return Err(self.pipe.break_off(&half).await);
-                }
-                _ = self.expire.changed() => return self.expired().await,
+                _ = self.cut.changed() => return Err(self.events.cut().await),
+                _ = self.expire.changed() => return self.events.expired().await,
                 _ = bookmark.tick() => {
                     if self.scope.bookmarks { self.bookmark(since, false).await?; }
                 }
@@ -158,11 +163,11 @@ impl Watch {
         let half = objects.len() / 2;
         for (n, object) in objects.into_iter().enumerate() {
             if breaks && n >= half {
-                return Err(self.pipe.break_off(&object.json).await);
+                return Err(self.events.pipe.break_off(&object.json).await);
             }
             self.object("ADDED", &object).await?;
         }
-        if !self.pipe.manners.never_ends_lists {
+        if !self.events.pipe.manners.never_ends_lists {
             self.bookmark(version, true).await?;
         }
         Ok(version)
@@ -180,23 +185,65 @@ impl Watch {
         if !ends {
             text["metadata"].as_object_mut().map(|metadata| metadata.remove("annotations"));
         }
-        self.value("BOOKMARK", kind, &text).await
-    }
-
-    async fn expired(&mut self) -> Result<(), ReaderGone> {
-        self.value("ERROR", "Status", &expired()).await
+        self.events.value("BOOKMARK", kind, &text).await
     }
 
     async fn object(&mut self, event: &str, object: &Stored) -> Result<(), ReaderGone> {
         let Resource { version, kind, .. } = self.scope.resource;
         match object.protobuf.as_ref().filter(|_| self.scope.protobuf) {
-            Some(message) => self.frame(event, version, kind, message).await,
-            None => self.line(event, &object.json).await,
+            Some(message) => self.events.frame(event, version, kind, message).await,
+            None => self.events.line(event, &object.json).await,
         }
+    }
+}
+
+/// Where the events of a watch go, in one of the encodings.
+#[derive(Debug)]
+pub(super) struct EventPipe {
+    pipe: Pipe,
+    protobuf: bool,
+    sent: usize,
+}
+
+impl EventPipe {
+    pub(super) fn new(pipe: Pipe, protobuf: bool) -> Self {
+        Self { pipe, protobuf, sent: 0 }
+    }
+
+    /// How long the first event of these bytes is, if all of it is there.
+    pub(super) fn first(&self, bytes: &[u8]) -> Option<usize> {
+        let length = match (self.protobuf, bytes.first_chunk()) {
+            (true, Some(length)) => 4 + usize::try_from(u32::from_be_bytes(*length)).ok()?,
+            (true, None) => return None,
+            (false, _) => bytes.iter().position(|byte| *byte == b'\n')? + 1,
+        };
+        (bytes.len() >= length).then_some(length)
+    }
+
+    /// Sends an event as it is, once in a while after something that is none.
+    pub(super) async fn event(&mut self, event: Bytes) -> Result<(), ReaderGone> {
+        self.sent += 1;
+        if self.pipe.manners.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
+            let garbage: &[u8] =
+                if self.protobuf { b"\0\0\0\x09}garbage{" } else { b"}no JSON{\n" };
+            self.pipe.write(Bytes::from_static(garbage)).await?;
+        }
+        self.pipe.write(event).await
+    }
+
+    /// Ends in the middle of an event.
+    pub(super) async fn cut(&self) -> ReaderGone {
+        let line = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj");
+        let frame = Bytes::from_static(&[0, 0, 1, 0, 0x0a, 5, b'A', b'D']);
+        self.pipe.break_off(if self.protobuf { &frame } else { &line }).await
+    }
+
+    pub(super) async fn expired(&mut self) -> Result<(), ReaderGone> {
+        self.value("ERROR", "Status", &expired()).await
     }
 
     async fn value(&mut self, event: &str, kind: &str, value: &Value) -> Result<(), ReaderGone> {
-        if !self.scope.protobuf {
+        if !self.protobuf {
             return self.line(event, value.to_string().as_bytes()).await;
         }
         let message = protobuf::object(kind, value);
@@ -210,29 +257,16 @@ impl Watch {
         kind: &str,
         message: &[u8],
     ) -> Result<(), ReaderGone> {
-        self.garbage(b"\0\0\0\x09}garbage{").await?;
         let object = protobuf::envelope(version, kind, message);
-        self.pipe.write(protobuf::event(event, &object).into()).await
-    }
-
-    /// Something that is no event, once in a while.
-    async fn garbage(&mut self, bytes: &'static [u8]) -> Result<(), ReaderGone> {
-        self.sent += 1;
-        match self.pipe.manners.garbage_every {
-            Some(every) if self.sent.is_multiple_of(every) => {
-                self.pipe.write(Bytes::from_static(bytes)).await
-            }
-            Some(_) | None => Ok(()),
-        }
+        self.event(protobuf::event(event, &object).into()).await
     }
 
     async fn line(&mut self, kind: &str, object: &[u8]) -> Result<(), ReaderGone> {
-        self.garbage(b"}no JSON{\n").await?;
         let mut line = Vec::with_capacity(object.len() + 40);
         line.extend_from_slice(format!("{{\"type\":\"{kind}\",\"object\":").as_bytes());
         line.extend_from_slice(object);
         line.extend_from_slice(b"}\n");
-        self.pipe.write(line.into()).await
+        self.event(line.into()).await
     }
 }
 
