@@ -36,7 +36,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
-pub use self::manners::{Manners, ReceivedRequest};
+pub use self::manners::{CutPoint, Manners, ReceivedRequest};
 pub use self::real::{AGENT, RealServer, assets, release};
 pub use self::server::ApiServer;
 pub use self::tls::Authority;

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 
 use crate::following::{Following, pod, pod_name, policy};
 
-const LISTED: [&str; 3] =
+pub(crate) const LISTED: [&str; 3] =
     ["/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies"];
 
-fn namespace(name: &str) -> Value {
+pub(crate) fn namespace(name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } })
 }
 
@@ -28,7 +28,7 @@ fn node(number: usize) -> Value {
 }
 
 /// The lists and the watches of `path` so far.
-fn requests_for<A: Api>(
+pub(crate) fn requests_for<A: Api>(
     context: &ApiContext<A>,
     path: &str,
 ) -> Result<(Vec<ReceivedRequest>, Vec<ReceivedRequest>)> {

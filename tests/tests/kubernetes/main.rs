@@ -5,6 +5,7 @@
 mod any_server;
 mod api;
 mod events;
+mod faults;
 mod firewall;
 mod following;
 mod kubectl;

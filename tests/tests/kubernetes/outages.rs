@@ -112,26 +112,6 @@ fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
     until_no_error(&agent)
 }
 
-/// The server's wish is obeyed, and the kinds that it answers are not disturbed.
-#[test]
-fn a_kind_that_is_told_to_wait_waits_and_wakes_nobody() -> Result<()> {
-    let context = context("kube-429")?;
-    context.api.behave(|manners| manners.too_many = Some(("endpointslices", 3)));
-    let mut agent = context.spawn_agent()?;
-    until_error(&agent, "EndpointSlices: Too many requests")?;
-    eventually("it is asked again", BOUND, || Ok(requests(&context, "endpointslices").len() >= 3))?;
-    let slices = requests(&context, "endpointslices");
-    for pair in slices.windows(2) {
-        let waited = pair[1].at - pair[0].at;
-        ensure!(waited >= Duration::from_secs(3), "{waited:?}");
-    }
-    assert_eq!(lists(&requests(&context, "services")), 1);
-    context.api.behave(|manners| manners.too_many = None);
-    agent.wait_programmed(6 * STARTING)?;
-    context.until_answered(10, Who::Routed)?;
-    until_no_error(&agent)
-}
-
 /// What a proxy between them may make of it.
 #[test]
 fn a_page_is_not_taken_for_the_whole_list() -> Result<()> {

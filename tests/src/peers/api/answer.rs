@@ -115,7 +115,23 @@ async fn fault(
             format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
         return Some(failure(403, "Forbidden", &message));
     }
+    if received.is_watch() && manners.forgets {
+        return Some(json_answer(410, expired().to_string().into()));
+    }
+    if received.is_watch() && manners.oversized.contains(&plural) {
+        return Some(oversized(received));
+    }
     None
+}
+
+/// A watch whose first event is longer than any client takes.
+fn oversized(received: &ReceivedRequest) -> Response<Body> {
+    const TOO_LONG: u32 = (16 << 20) + 1;
+    if received.protobuf {
+        let length = Bytes::copy_from_slice(&TOO_LONG.to_be_bytes());
+        return response_of(&format!("{PROTOBUF};stream=watch"), 200, whole(length));
+    }
+    json_answer(200, vec![b'x'; TOO_LONG as usize].into())
 }
 
 async fn answer_to(

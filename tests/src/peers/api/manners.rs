@@ -25,6 +25,10 @@ pub struct Manners {
     pub loses_pages: usize,
     /// So many of the next lists, in pages or streams, break off half way.
     pub breaks_lists: usize,
+    /// No watch can begin where it wants to: the history is forgotten.
+    pub forgets: bool,
+    /// Resources of which a watch's first event is longer than 16 MiB.
+    pub oversized: Vec<&'static str>,
     /// Every so many events, a watch has one that is neither JSON nor protobuf.
     pub garbage_every: Option<usize>,
     /// Everything is sent in pieces of so many bytes, with pauses.
@@ -75,6 +79,8 @@ impl Default for Manners {
             page: usize::MAX,
             loses_pages: 0,
             breaks_lists: 0,
+            forgets: false,
+            oversized: Vec::new(),
             garbage_every: None,
             slow: None,
             unserved: Vec::new(),
@@ -94,6 +100,18 @@ impl Default for Manners {
             exec_protocol: "v5.channel.k8s.io",
         }
     }
+}
+
+/// Where in an event a watch is cut.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum CutPoint {
+    /// In its length, which JSON has none of.
+    Length,
+    /// In its body.
+    #[default]
+    Body,
+    /// Before it.
+    Between,
 }
 
 impl Manners {

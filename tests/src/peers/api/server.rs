@@ -22,7 +22,7 @@ use super::Api;
 use super::answer::answer;
 use super::exec::Executor;
 use super::kinds::{RESOURCES, Resource};
-use super::manners::{Manners, ReceivedRequest};
+use super::manners::{CutPoint, Manners, ReceivedRequest};
 use super::real::{AGENTS_TOKEN, RealServer};
 use super::store::Store;
 use super::tls::{Authority, replace};
@@ -46,8 +46,8 @@ pub(super) struct Shared {
     executor: Mutex<Option<Executor>>,
     executions: Arc<Executions>,
     connections: AtomicUsize,
-    /// Ends every watch in the middle of a line.
-    pub(super) cut: watch::Sender<u64>,
+    /// Breaks every watch off.
+    pub(super) cut: watch::Sender<CutPoint>,
     /// Tells every watch that it is too old.
     pub(super) expire: watch::Sender<u64>,
 }
@@ -222,9 +222,14 @@ impl ApiServer {
         self.shared.executions.most.load(Ordering::Relaxed)
     }
 
-    /// Breaks every watch off in the middle of a line.
+    /// Breaks every watch off in the middle of an event.
     pub fn cut_watches(&self) {
-        self.shared.cut.send_modify(|count| *count += 1);
+        self.cut_watches_at(CutPoint::Body);
+    }
+
+    /// Breaks every watch off.
+    pub fn cut_watches_at(&self, point: CutPoint) {
+        self.shared.cut.send_replace(point);
     }
 
     /// Tells every watch that it is too old (410).

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -19,7 +19,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use super::answer::{PROTOBUF, failure};
 use super::kinds::PathTarget;
-use super::manners::ReceivedRequest;
+use super::manners::{CutPoint, ReceivedRequest};
 use super::server::Shared;
 use super::watch::{Body, EventPipe, Pipe, ReaderGone};
 
@@ -68,13 +68,12 @@ impl Upstream {
             };
             tokio::spawn(relay.run(answered));
         } else {
+            let list = match answered.collect().await {
+                Ok(list) => list.to_bytes(),
+                Err(error) => return failure(502, "BadGateway", &error.to_string()),
+            };
             let breaks = shared.take(|manners| &mut manners.breaks_lists);
-            tokio::spawn(async move {
-                match answered.collect().await {
-                    Ok(list) => pipe.list(list.to_bytes(), breaks).await,
-                    Err(_) => drop(pipe.break_off(&Bytes::new()).await),
-                }
-            });
+            tokio::spawn(pipe.list(list, breaks));
         }
         Response::from_parts(head, body)
     }
@@ -102,7 +101,7 @@ impl Upstream {
 /// A watch that goes through, event by event.
 struct WatchRelay {
     events: EventPipe,
-    cut: Receiver<u64>,
+    cut: Receiver<CutPoint>,
     expire: Receiver<u64>,
     lasts: std::time::Duration,
 }
@@ -122,10 +121,13 @@ impl WatchRelay {
             tokio::select! {
                 piece = answered.frame() => match piece {
                     Some(Ok(piece)) => arrived.extend(piece.into_data().ok()),
-                    Some(Err(_)) => return Err(self.events.cut().await),
+                    Some(Err(_)) => return Err(self.events.cut(CutPoint::Between).await),
                     None => return Ok(()),
                 },
-                _ = self.cut.changed() => return Err(self.events.cut().await),
+                _ = self.cut.changed() => {
+                    let point = *self.cut.borrow_and_update();
+                    return Err(self.events.cut(point).await);
+                }
                 _ = self.expire.changed() => return self.events.expired().await,
                 () = &mut end => return Ok(()),
             }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
 use super::kinds::Resource;
-use super::manners::Manners;
+use super::manners::{CutPoint, Manners};
 use super::select::Selector;
 use super::server::Shared;
 use super::store::Stored;
@@ -69,8 +69,12 @@ impl Pipe {
 
     /// Sends half of these bytes and ends the connection without a word.
     pub(super) async fn break_off(&self, bytes: &Bytes) -> ReaderGone {
-        let half = bytes.slice(..bytes.len() / 2);
-        let _ = self.send(Ok(Frame::data(half))).await;
+        self.end_with(bytes.slice(..bytes.len() / 2)).await
+    }
+
+    /// Sends these bytes and ends the connection without a word.
+    async fn end_with(&self, bytes: Bytes) -> ReaderGone {
+        let _ = self.send(Ok(Frame::data(bytes))).await;
         // What was written must have left before the connection is gone.
         sleep(std::time::Duration::from_millis(20)).await;
         let _ = self.send(Err(io::ErrorKind::ConnectionAborted.into())).await;
@@ -99,7 +103,7 @@ pub(super) struct Watch {
     shared: Arc<Shared>,
     scope: WatchScope,
     events: EventPipe,
-    cut: watch::Receiver<u64>,
+    cut: watch::Receiver<CutPoint>,
     expire: watch::Receiver<u64>,
 }
 
@@ -145,7 +149,10 @@ impl Watch {
             }
             tokio::select! {
                 _ = versions.changed() => {}
-                _ = self.cut.changed() => return Err(self.events.cut().await),
+                _ = self.cut.changed() => {
+                    let point = *self.cut.borrow_and_update();
+                    return Err(self.events.cut(point).await);
+                }
                 _ = self.expire.changed() => return self.events.expired().await,
                 _ = bookmark.tick() => {
                     if self.scope.bookmarks { self.bookmark(since, false).await?; }
@@ -231,11 +238,15 @@ impl EventPipe {
         self.pipe.write(event).await
     }
 
-    /// Ends in the middle of an event.
-    pub(super) async fn cut(&self) -> ReaderGone {
-        let line = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"obj");
-        let frame = Bytes::from_static(&[0, 0, 1, 0, 0x0a, 5, b'A', b'D']);
-        self.pipe.break_off(if self.protobuf { &frame } else { &line }).await
+    /// Breaks off.
+    pub(super) async fn cut(&self, point: CutPoint) -> ReaderGone {
+        let begun: &[u8] = match (point, self.protobuf) {
+            (CutPoint::Between, _) => b"",
+            (CutPoint::Length, true) => &[0, 0],
+            (CutPoint::Body, true) => &[0, 0, 1, 0, 0x0a, 5, b'A', b'D'],
+            (CutPoint::Length | CutPoint::Body, false) => br#"{"type":"MODIFIED","obj"#,
+        };
+        self.pipe.end_with(Bytes::from_static(begun)).await
     }
 
     pub(super) async fn expired(&mut self) -> Result<(), ReaderGone> {
