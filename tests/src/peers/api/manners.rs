@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How the server behaves. The default is well.
+/// How the server behaves. The default is well. In front of a real server, what is about pages,
+/// selectors, streams, bookmarks and lateness has no effect: that one answers such questions.
 #[derive(Debug, Clone)]
 pub struct Manners {
     /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
