@@ -285,6 +285,7 @@ impl PolicyArgs {
             node_ports: self.backend.node_ports(backend)?,
             services: self.services.are_served(),
             firewall: self.firewall.settings(backend.capabilities().balances_by_ipvs),
+            pod_ranges: self.firewall.ranges_of_every_pod(),
             host_ports: self.host_ports.settings(),
             scheduler: Scheduler::new(self.backend.ipvs_scheduler),
         })

@@ -22,6 +22,7 @@ pub fn policy() -> Policy {
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
         services: true,
+        pod_ranges: Vec::new(),
         firewall: None,
         host_ports: None,
         scheduler: Scheduler::default(),

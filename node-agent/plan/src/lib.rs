@@ -156,7 +156,8 @@ impl Plan {
     pub fn new(policy: Policy, capabilities: Capabilities) -> Self {
         let node = NodePlan::new(&policy, capabilities, None, &[], None);
         let waiting_for = Listing::SERVICES.into();
-        let firewall = policy.firewall.map(FirewallPlan::new);
+        let of_firewall = |settings| FirewallPlan::new(settings, &policy.pod_ranges);
+        let firewall = policy.firewall.map(of_firewall);
         let ipvs = capabilities.balances_by_ipvs.then(IpvsPlan::default);
         Self {
             policy,

@@ -1,5 +1,7 @@
 //! What a plan depends on besides facts: the configuration, and what the backend can do.
 
+use ipnetwork::IpNetwork;
+
 use super::firewall::FirewallSettings;
 use super::host_ports::HostPortSettings;
 use super::ipvs::Scheduler;
@@ -17,6 +19,8 @@ pub struct Policy {
     pub services: bool,
     /// The pod firewall; `None` if it is off.
     pub firewall: Option<FirewallSettings>,
+    /// Ranges in which pods alone have addresses, for a pod firewall that may not know all pods.
+    pub pod_ranges: Vec<IpNetwork>,
     /// Host ports; `None` if another program serves them.
     pub host_ports: Option<HostPortSettings>,
     /// IPVS's scheduler for services that ask for none.

@@ -106,6 +106,7 @@ fn known() -> (Planner, StaleCandidates) {
         node_ports: NodePortAddresses::Primary,
         node_side: NodeSide::default(),
         services: true,
+        pod_ranges: Vec::new(),
         firewall: None,
         host_ports: None,
         scheduler: Scheduler::default(),

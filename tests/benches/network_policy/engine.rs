@@ -39,6 +39,7 @@ impl Engine {
             node_ports: NodePortAddresses::Primary,
             node_side: NodeSide::default(),
             services: true,
+            pod_ranges: Vec::new(),
             firewall: Some(FirewallSettings::default()),
             host_ports: None,
             scheduler: Scheduler::default(),

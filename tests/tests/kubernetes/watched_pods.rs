@@ -10,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::{NODE, OTHER_NODE};
-use denizen_tests::node::fixture::PORT;
+use denizen_tests::node::fixture::{PORT, Who};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe};
+use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol};
 use denizen_tests::peers::api::context::{
     ApiContext, BOUND, until_error, until_no_error, with_faulty_apis,
 };
@@ -440,6 +440,40 @@ fn a_namespace_that_cannot_be_listed() -> Result<()> {
                 && watched(status)["failed"] == json!([])
         })?;
         until_no_error(&agent)
+    })
+}
+
+/// Where ranges stand for every pod, an empty selector has nobody watch all pods. Who has an address
+/// elsewhere is no pod.
+#[test]
+fn an_empty_selector_with_pod_ranges() -> Result<()> {
+    with_faulty_apis("byns-ranges", |context| {
+        let ranges = "--pod-ranges=192.168.77.0/24,fd00:77::/64";
+        let watched_pods = Watched::new(context, &[ranges])?;
+        watched_pods.put(&namespace("peers", "a"))?;
+        watched_pods.put(&isolates())?;
+        let agent = watched_pods.start()?;
+        watched_pods.until("nobody is permitted", false)?;
+        let mut every_pod = isolates();
+        every_pod["spec"]["ingress"] = json!([{ "from": [{ "namespaceSelector": {} }] }]);
+        watched_pods.put(&every_pod)?;
+        watched_pods.until("every pod is permitted", true)?;
+        let fixture = &watched_pods.context.fixture;
+        for ip in fixture.bridged.addresses.iter().chain(&fixture.routed.addresses) {
+            let to = SocketAddr::new(*ip, PORT);
+            let client = Probe::tcp(to).patience(SHORT);
+            let outcome = client.ask_in(&fixture.cluster.world.client);
+            ensure!(outcome == Outcome::Dropped, "no pod: {outcome:?}");
+            let explained = fixture.explain(&agent, Who::Remote, to, Protocol::Tcp)?;
+            let names = explained.steps.iter().any(|step| {
+                [&step.what, &step.why].iter().any(|text| text.contains("--pod-ranges"))
+            });
+            ensure!(names, "{explained:?}");
+        }
+        let status = agent.status()?;
+        assert_eq!(watched(&status)["namespaces"], json!([]), "{status}");
+        ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");
+        Ok(())
     })
 }
 

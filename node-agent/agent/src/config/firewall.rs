@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ipnetwork::IpNetwork;
 
 use denizen_plan::{FirewallSettings, IfRefused, KnownPods, ToNode};
 use denizen_text::duration;
@@ -39,7 +40,7 @@ pub enum WatchPods {
 }
 
 /// The flags of the pod firewall, as written.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct FirewallArgs {
     /// Whether to enforce NetworkPolicies for this node's pods. auto: unless another engine
     /// (Calico, Cilium, kube-router, …) does so on this node
@@ -56,12 +57,25 @@ pub struct FirewallArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value = "all")]
     pub watch_pods: WatchPods,
 
+    /// Ranges in which pods alone have addresses. With --watch-pods namespaces or auto, a policy with
+    /// an empty namespaceSelector permits them, in place of watching all pods for it
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    pub pod_ranges: Vec<IpNetwork>,
+
     /// How long the pods of a namespace, or all pods, are watched after no policy needs them
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub watch_pods_linger: Duration,
 }
 
 impl FirewallArgs {
+    /// The ranges that stand for every pod: none if all pods are known.
+    pub(super) fn ranges_of_every_pod(&self) -> Vec<IpNetwork> {
+        match self.watch_pods {
+            WatchPods::All => Vec::new(),
+            WatchPods::Auto | WatchPods::Namespaces => self.pod_ranges.clone(),
+        }
+    }
+
     /// The settings of the pod firewall, as if no other engine enforced policies here; `None` if it
     /// is off. `by_ipvs`: the backend is ipvs.
     pub fn settings(&self, by_ipvs: bool) -> Option<FirewallSettings> {

@@ -69,6 +69,7 @@ use self::side::{PodDescription, SideDecision};
 use self::update::FirewallUpdate;
 use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
+use ipnetwork::IpNetwork;
 
 pub use self::blocks::AddressRange;
 pub use self::cells::{Cell, Cells};
@@ -241,9 +242,10 @@ impl FirewallChanges {
 }
 
 impl FirewallPlan {
-    /// Nothing is known yet.
-    pub fn new(settings: FirewallSettings) -> Self {
-        Self { settings, ..Self::default() }
+    /// Nothing is known yet. In `pod_ranges`, pods alone have addresses.
+    pub fn new(settings: FirewallSettings, pod_ranges: &[IpNetwork]) -> Self {
+        let (peers, needs) = (PeerTable::new(pod_ranges), NeedsTracker::new(pod_ranges));
+        Self { settings, peers, needs, ..Self::default() }
     }
 
     pub fn settings(&self) -> FirewallSettings {

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
+
 use denizen_model::{Block, Labels, Namespaces, Operator, PolicyPeer, Selector};
 
 /// A peer of policies in force.
@@ -25,11 +27,15 @@ pub(super) enum PeerScope {
     Nodes(Selector),
     /// Addresses that nodes give to pods. No policy names it.
     PodRanges(Arc<[Block]>),
+    /// Addresses that pods alone have, by configuration: what an empty namespaceSelector covers
+    /// where not all pods are known.
+    EveryPod(Arc<[Block]>),
 }
 
 impl PeerScope {
-    /// What the peers of a rule in a policy of this namespace cover.
-    pub fn all(peers: &[PolicyPeer], namespace: &Arc<str>) -> Vec<Self> {
+    /// What the peers of a rule in a policy of this namespace cover. `every_pod`: the ranges of
+    /// [`Self::EveryPod`].
+    pub fn all(peers: &[PolicyPeer], namespace: &Arc<str>, every_pod: &Arc<[Block]>) -> Vec<Self> {
         let (mut all, mut blocks) = (Vec::new(), Vec::new());
         for peer in peers {
             match peer {
@@ -38,6 +44,9 @@ impl PeerScope {
                 }
                 PolicyPeer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
                     all.push(Self::PodsOf(namespaces.clone(), pods.clone()));
+                    if namespaces.is_empty() && pods.is_empty() && !every_pod.is_empty() {
+                        all.push(Self::EveryPod(every_pod.clone()));
+                    }
                 }
                 PolicyPeer::Block(block) => blocks.push(block.clone()),
             }
@@ -52,7 +61,19 @@ impl PeerScope {
             Self::Blocks(blocks) => Self::Blocks(
                 blocks.iter().filter(|block| block.contains(address)).take(1).cloned().collect(),
             ),
-            Self::Pods(..) | Self::PodsOf(..) | Self::Nodes(_) | Self::PodRanges(_) => self.clone(),
+            Self::Pods(..)
+            | Self::PodsOf(..)
+            | Self::Nodes(_)
+            | Self::PodRanges(_)
+            | Self::EveryPod(_) => self.clone(),
+        }
+    }
+
+    /// What it covers by address.
+    pub fn blocks(&self) -> Option<&[Block]> {
+        match self {
+            Self::Blocks(blocks) | Self::PodRanges(blocks) | Self::EveryPod(blocks) => Some(blocks),
+            Self::Pods(..) | Self::PodsOf(..) | Self::Nodes(_) => None,
         }
     }
 
@@ -63,7 +84,7 @@ impl PeerScope {
             Self::PodsOf(namespaces, pods) => {
                 namespaces.selects(of_namespace) && pods.selects(labels)
             }
-            Self::Blocks(_) | Self::Nodes(_) | Self::PodRanges(_) => false,
+            Self::Blocks(_) | Self::Nodes(_) | Self::PodRanges(_) | Self::EveryPod(_) => false,
         }
     }
 }
@@ -90,6 +111,7 @@ impl fmt::Display for PeerScope {
             Self::Nodes(nodes) if nodes.is_empty() => f.write_str("every node"),
             Self::Nodes(nodes) => write!(f, "nodes with {}", SelectorText(nodes)),
             Self::PodRanges(_) => f.write_str("addresses of pods"),
+            Self::EveryPod(_) => f.write_str("addresses of --pod-ranges, as every pod"),
             Self::Blocks(blocks) => {
                 for (n, Block { range, except }) in blocks.iter().enumerate() {
                     write!(f, "{}ipBlock {range}", if n == 0 { "" } else { ", " })?;
@@ -128,6 +150,8 @@ impl fmt::Display for SelectorText<'_> {
 
 #[derive(Debug, Default)]
 pub(super) struct PeerTable {
+    /// The ranges of [`PeerScope::EveryPod`]; empty if there is none.
+    pub every_pod: Arc<[Block]>,
     ids: HashMap<PeerScope, PeerId>,
     users: BTreeMap<PeerId, (PeerScope, usize)>,
     /// Peers that cover pods of one namespace only, by namespace.
@@ -153,7 +177,7 @@ impl PeerChanges {
     /// Whether peers by address came or went.
     pub fn has_blocks(&self) -> bool {
         let mut all = self.added.iter().chain(&self.removed);
-        all.any(|(_, scope)| matches!(scope, PeerScope::Blocks(_) | PeerScope::PodRanges(_)))
+        all.any(|(_, scope)| scope.blocks().is_some())
     }
 
     /// Whether peers by labels of nodes came or went.
@@ -164,6 +188,12 @@ impl PeerChanges {
 }
 
 impl PeerTable {
+    /// With the ranges of [`PeerScope::EveryPod`].
+    pub fn new(pod_ranges: &[IpNetwork]) -> Self {
+        let block = |range: &IpNetwork| Block { range: *range, except: [].into() };
+        Self { every_pod: pod_ranges.iter().map(block).collect(), ..Self::default() }
+    }
+
     /// Counts one more user of this peer.
     pub fn acquire(&mut self, scope: PeerScope) -> PeerId {
         if let Some(id) = self.ids.get(&scope) {
@@ -179,7 +209,10 @@ impl PeerTable {
                 self.of_namespace.entry(namespace.clone()).or_default().insert(id);
             }
             PeerScope::PodsOf(..) => drop(self.of_any.insert(id)),
-            PeerScope::Blocks(_) | PeerScope::Nodes(_) | PeerScope::PodRanges(_) => {}
+            PeerScope::Blocks(_)
+            | PeerScope::Nodes(_)
+            | PeerScope::PodRanges(_)
+            | PeerScope::EveryPod(_) => {}
         }
         self.ids.insert(scope.clone(), id);
         self.users.insert(id, (scope, 1));
@@ -214,7 +247,8 @@ impl PeerTable {
             PeerScope::Pods(..)
             | PeerScope::PodsOf(..)
             | PeerScope::Blocks(_)
-            | PeerScope::PodRanges(_) => None,
+            | PeerScope::PodRanges(_)
+            | PeerScope::EveryPod(_) => None,
         })
     }
 

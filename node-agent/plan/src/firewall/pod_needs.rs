@@ -10,6 +10,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
+
 use denizen_model::{
     ClusterFacts, LocalPod, Model, ModelChange, Namespaces, NetworkPolicy, Peers, PodCoverage,
     PolicyName, PolicyPeer, PolicyRule, PortMatch, Ports, Selector,
@@ -70,6 +72,8 @@ impl PodNeeds {
 /// The current needs, updated with each change of the facts.
 #[derive(Debug, Default)]
 pub(super) struct NeedsTracker {
+    /// Whether ranges are configured that stand for every pod.
+    has_pod_ranges: bool,
     referred: ReferredNamespaces,
     needs: PodNeeds,
 }
@@ -81,9 +85,15 @@ struct ReferredNamespaces {
     /// Namespaces without a selector of namespaces: the policies' own.
     own: BTreeSet<Arc<str>>,
     of_namespaces: BTreeSet<Selector>,
+    has_pod_ranges: bool,
 }
 
 impl NeedsTracker {
+    /// Nothing is known yet.
+    pub fn new(pod_ranges: &[IpNetwork]) -> Self {
+        Self { has_pod_ranges: !pod_ranges.is_empty(), ..Self::default() }
+    }
+
     pub fn needs(&self) -> &PodNeeds {
         &self.needs
     }
@@ -100,7 +110,7 @@ impl NeedsTracker {
             || !change.cluster_network_policies.is_empty()
             || recorded.iter().any(is_named);
         if may_differ || is_first {
-            let referred = ReferredNamespaces::by(cluster, recorded);
+            let referred = ReferredNamespaces::by(cluster, recorded, self.has_pod_ranges);
             if referred != self.referred || is_first {
                 self.needs = referred.needs(cluster);
                 self.referred = referred;
@@ -118,8 +128,8 @@ impl NeedsTracker {
 }
 
 impl ReferredNamespaces {
-    fn by(cluster: ClusterFacts<'_>, recorded: &[LocalPod]) -> Self {
-        let mut referred = Self::default();
+    fn by(cluster: ClusterFacts<'_>, recorded: &[LocalPod], has_pod_ranges: bool) -> Self {
+        let mut referred = Self { has_pod_ranges, ..Self::default() };
         if cluster.has_tiers() {
             referred.all = Some(AllPodsReason::ClusterNetworkPolicies);
             return referred;
@@ -174,10 +184,11 @@ impl ReferredNamespaces {
                 PolicyPeer::Pods { namespaces: Namespaces::Own, .. } => {
                     self.own.insert(policy.name.namespace.clone());
                 }
-                PolicyPeer::Pods { namespaces: Namespaces::Selected(selector), .. } => {
-                    match selector.is_empty() {
-                        true => needs_all(AllPodsReason::EveryNamespace),
-                        false => _ = self.of_namespaces.insert(selector.clone()),
+                PolicyPeer::Pods { namespaces: Namespaces::Selected(selector), pods } => {
+                    if !selector.is_empty() {
+                        self.of_namespaces.insert(selector.clone());
+                    } else if by_name || !pods.is_empty() || !self.has_pod_ranges {
+                        needs_all(AllPodsReason::EveryNamespace);
                     }
                 }
             }

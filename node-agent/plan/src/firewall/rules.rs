@@ -185,7 +185,7 @@ fn compiled(rule: &PolicyRule, namespace: &Arc<str>, table: &mut PeerTable) -> R
     let peers = match &rule.peers {
         Peers::All => None,
         Peers::These(peers) => {
-            let scopes = PeerScope::all(peers, namespace).into_iter();
+            let scopes = PeerScope::all(peers, namespace, &table.every_pod).into_iter();
             Some(scopes.map(|scope| table.acquire(scope)).collect())
         }
     };

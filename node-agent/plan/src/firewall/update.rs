@@ -397,10 +397,8 @@ impl<'a> FirewallUpdate<'a> {
     }
 
     fn update_blocks(&mut self) {
-        let blocks = self.plan.peers.iter().filter_map(|(id, scope)| match scope {
-            PeerScope::Blocks(blocks) | PeerScope::PodRanges(blocks) => Some((id, &**blocks)),
-            PeerScope::Pods(..) | PeerScope::PodsOf(..) | PeerScope::Nodes(_) => None,
-        });
+        let peers = self.plan.peers.iter();
+        let blocks = peers.filter_map(|(id, scope)| Some((id, scope.blocks()?)));
         self.plan.pieces = pieces(blocks);
         let mut now = BTreeMap::new();
         for (first, Piece { range, peers }) in &self.plan.pieces {

@@ -126,7 +126,7 @@ impl ImpactInputs {
             model.apply(event.clone(), &mut change);
         }
         change.pods = true;
-        let mut plan = FirewallPlan::new(FirewallSettings::default());
+        let mut plan = FirewallPlan::new(FirewallSettings::default(), &[]);
         plan.update(&model, Some(&self.records), &change);
         plan
     }

@@ -77,8 +77,14 @@ fn of_default(name: &str, pods: Selector, rules: [Option<Vec<PolicyRule>>; 2]) -
 }
 
 fn planner(events: Vec<Event>) -> Planner {
+    planner_with(&[], events)
+}
+
+fn planner_with(pod_ranges: &[&str], events: Vec<Event>) -> Planner {
     let settings = FirewallSettings { pods: KnownPods::Some, ..FirewallSettings::default() };
-    let mut planner = Planner::new(Policy { firewall: Some(settings), ..policy() }, CAPABLE);
+    let pod_ranges = pod_ranges.iter().map(|range| range.parse().unwrap()).collect();
+    let policy = Policy { firewall: Some(settings), pod_ranges, ..policy() };
+    let mut planner = Planner::new(policy, CAPABLE);
     planner.apply(events);
     planner.apply(Listing::FIREWALL.map(Event::Listed).into());
     planner.update();
@@ -166,6 +172,46 @@ fn each_kind_of_peer_needs_its_pods() {
             let planner = planner([namespaces.clone(), own_pods(), vec![policy]].concat());
             assert_eq!(needs(&planner), expected, "{what}");
         }
+    }
+}
+
+/// With ranges that pods alone have addresses in, an empty selector needs no pod, unless something
+/// of each pod matters beside its address.
+#[test]
+fn pod_ranges_stand_for_every_pod() {
+    let every = || pods_of(Selector::default());
+    let labelled = PolicyPeer::Pods {
+        namespaces: Namespaces::Selected(Selector::default()),
+        pods: is("app", "p"),
+    };
+    let name = PolicyName { namespace: "default".into(), name: "x".into() };
+    let all = || PodNeeds::All(AllPodsReason::EveryNamespace(name.clone()));
+    let ingress = |rule| [Some(vec![rule]), None];
+    let egress = |rule| [None, Some(vec![rule])];
+    for (what, rules, expected) in [
+        ("every pod", ingress(rule(vec![every()], Ports::All)), these(&[])),
+        ("named ports of this pod", ingress(rule(vec![every()], named())), these(&[])),
+        ("named ports of each", egress(rule(vec![every()], named())), all()),
+        ("by labels", ingress(rule(vec![labelled], Ports::All)), all()),
+    ] {
+        let policy = of_default("x", Selector::default(), rules);
+        let events = [vec![namespace("default", &[])], own_pods(), vec![policy]].concat();
+        assert_eq!(needs(&planner_with(&["10.2.0.0/16"], events)), expected, "{what}");
+    }
+
+    let rules = ingress(rule(vec![every()], Ports::All));
+    let policy = of_default("x", Selector::default(), rules);
+    let events = [vec![namespace("default", &[])], own_pods(), vec![policy]].concat();
+    let planner = planner_with(&["10.2.0.0/16"], events);
+    let firewall = planner.plan().firewall().expect("it is on");
+    for (source, passes) in [("10.2.200.1", true), ("10.3.0.1", false), (OWN[1], true)] {
+        let flow = PolicyFlow {
+            source: ip(source),
+            destination: ip(OWN[0]),
+            protocol: Some(Protocol::Tcp),
+            port: Some(port(80)),
+        };
+        assert_eq!(firewall.rejection(&flow).is_none(), passes, "{source}");
     }
 }
 
