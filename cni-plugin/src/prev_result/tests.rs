@@ -7,9 +7,12 @@ fn prev_result(version: CniVersion, text: &str) -> Result<PrevResult, CniError> 
 #[test]
 fn addresses_of_other_interfaces_are_ignored() {
     let text = r#"{"interfaces": [
-            {"name": "br0"}, {"name": "veth1", "sandbox": ""}, {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/x"}, {"name": "eth1", "sandbox": "/x"}
+            {"name": "br0"}, {"name": "veth1", "sandbox": ""},
+            {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/x"},
+            {"name": "eth1", "sandbox": "/x"}
         ], "ips": [
-            {"address": "10.0.0.1/24", "interface": 0}, {"address": "10.0.0.2/24", "interface": 2, "gateway": "10.0.0.1"},
+            {"address": "10.0.0.1/24", "interface": 0},
+            {"address": "10.0.0.2/24", "interface": 2, "gateway": "10.0.0.1"},
             {"address": "10.0.0.3/24", "interface": 3}, {"address": "fd00::2/64", "gateway": "x"}
         ]}"#;
     for version in CniVersion::ALL {

@@ -461,17 +461,11 @@ fn an_empty_selector_with_pod_ranges() -> Result<()> {
         let fixture = &watched_pods.context.fixture;
         for ip in fixture.bridged.addresses.iter().chain(&fixture.routed.addresses) {
             let to = SocketAddr::new(*ip, PORT);
-            let client = Probe::tcp(to).patience(SHORT);
-            let outcome = client.ask_in(&fixture.cluster.world.client);
+            let outcome = Probe::tcp(to).patience(SHORT).ask_in(&fixture.cluster.world.client);
             ensure!(outcome == Outcome::Dropped, "no pod: {outcome:?}");
             let explained = fixture.explain(&agent, Who::Remote, to, Protocol::Tcp)?;
-            let names = explained.steps.iter().any(|step| {
-                [&step.what, &step.why].iter().any(|text| text.contains("--pod-ranges"))
-            });
-            ensure!(names, "{explained:?}");
+            ensure!(format!("{:?}", explained.steps).contains("--pod-ranges"), "{explained:?}");
         }
-        let status = agent.status()?;
-        assert_eq!(watched(&status)["namespaces"], json!([]), "{status}");
         ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");
         Ok(())
     })

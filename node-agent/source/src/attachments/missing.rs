@@ -144,8 +144,9 @@ fn warning(interfaces: &[String]) -> Option<String> {
         number => (format!("{number} interfaces"), "look like a pod's and have"),
     };
     Some(format!(
-        "{number} {look} no record: {named}{more}. Such a pod is masqueraded towards services: its ADD bypassed the plugin, and \
-         no cached CNI result describes it. Exclude the interfaces or bridges of other containers with --not-pods"
+        "{number} {look} no record: {named}{more}. Such a pod is masqueraded towards services: its \
+         ADD bypassed the plugin, and no cached CNI result describes it. Exclude the interfaces or \
+         bridges of other containers with --not-pods"
     ))
 }
 

@@ -17,8 +17,9 @@ use super::behind::{PodEnds, superseded};
 use super::links::{LinkError, LinksByIndex};
 use crate::node::{self, Link};
 
-/// Removes every record whose link is gone, or is another pod's by now. `known`, the last published links, only decides whether
-/// to check. It is empty until the links were listed once, and then nothing is removed.
+/// Removes every record whose link is gone, or is another pod's by now. `known`, the last published
+/// links, only decides whether to check. It is empty until the links were listed once, and then
+/// nothing is removed.
 ///
 /// # Errors
 /// [`LinkError`]; the file is unchanged then. An unreadable file is not an error here: the source
