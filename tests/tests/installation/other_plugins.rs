@@ -295,8 +295,8 @@ fn services(
     first.pod.netns.ip(&format!("addr add {stranger}/{length} dev eth0 nodad"))?;
     let device = &first.pod.input_interface;
     world.node.ip(&format!("route add {stranger}/{length} dev {device}"))?;
-    let asked = Probe::tcp(SocketAddr::new(far, 80)).from(stranger).patience(SILENCE);
-    let outcome = asked.ask_in(&first.pod.netns);
+    let probe = Probe::tcp(SocketAddr::new(far, 80)).from(stranger).patience(SILENCE);
+    let outcome = probe.ask_in(&first.pod.netns);
     let is_own = outcome.seen().is_some_and(|seen| seen == stranger);
     ensure!(!is_own, "an address that nobody recorded is a local pod's: {outcome:?}");
     first.pod.netns.ip(&format!("addr del {stranger}/{length} dev eth0"))?;

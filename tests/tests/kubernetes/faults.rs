@@ -34,9 +34,9 @@ fn a_kind_that_is_told_to_wait_waits_and_wakes_nobody() -> Result<()> {
         context.api.behave(|manners| manners.too_many = Some(("networkpolicies", 3)));
         let mut agent = Agent::spawn(&context.fixture.cluster.world.node, with_firewall(context))?;
         until_error(&agent, "NetworkPolicies: Too many requests")?;
-        let asked = || Ok::<_, anyhow::Error>(requests_for(context, POLICIES)?.0);
-        eventually("it is asked again", BOUND, || Ok(asked()?.len() >= 3))?;
-        for pair in asked()?.windows(2) {
+        let requests = || Ok::<_, anyhow::Error>(requests_for(context, POLICIES)?.0);
+        eventually("it is asked again", BOUND, || Ok(requests()?.len() >= 3))?;
+        for pair in requests()?.windows(2) {
             let waited = pair[1].at - pair[0].at;
             ensure!(waited >= Duration::from_secs(3), "{waited:?}");
         }
@@ -210,9 +210,9 @@ fn objects_are_the_same_in_both_encodings() -> Result<()> {
         let (json, protobuf) = (listed(true)?, listed(false)?);
         ensure!(json.len() >= sparse().len(), "{json:#?}");
         assert_eq!(json, protobuf);
-        let asked = context.api.requests();
+        let requests = context.api.requests();
         for path in LISTED {
-            let encodings: Vec<bool> = asked
+            let encodings: Vec<bool> = requests
                 .iter()
                 .filter(|request| request.path == path && request.is_page())
                 .map(|request| request.protobuf)

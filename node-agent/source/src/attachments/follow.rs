@@ -14,8 +14,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::behind::PodEnds;
 use super::links::{LinkError, LinksByIndex};
+use super::pod_ends::PodEnds;
 use super::{LOCK_WAIT, PublishedAttachments};
 use crate::Outlet;
 use crate::node;

@@ -11,13 +11,13 @@
 #![expect(clippy::disallowed_methods, reason = "the keeping of records is paced by its own clock")]
 
 pub mod adopt;
-mod behind;
 mod cache;
 mod called;
 mod find;
 mod follow;
 mod links;
 mod missing;
+mod pod_ends;
 pub mod prune;
 mod selection;
 

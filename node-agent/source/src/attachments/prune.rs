@@ -13,8 +13,8 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::LOCK_WAIT;
-use super::behind::{PodEnds, superseded};
 use super::links::{LinkError, LinksByIndex};
+use super::pod_ends::{PodEnds, superseded};
 use crate::node::{self, Link};
 
 /// Removes every record whose link is gone, or is another pod's by now. `known`, the last published
@@ -31,16 +31,16 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
     let path = run_dir.to_owned();
     let state = spawn_blocking(move || RunDir::open(&path)?.read()).await?;
     let Ok(Some(state)) = state else { return Ok(()) };
-    if suspects(&state, known).is_empty() {
+    if candidates(&state, known).is_empty() {
         return Ok(());
     }
-    let suspects = suspects(&state, &node::links().await?);
-    if suspects.is_empty() {
+    let candidates = candidates(&state, &node::links().await?);
+    if candidates.is_empty() {
         return Ok(());
     }
     let path = run_dir.to_owned();
     spawn_blocking(move || {
-        let lost = lost(suspects);
+        let lost = lost(candidates);
         if lost.is_empty() { Ok(()) } else { remove(&path, &lost) }
     })
     .await??;
@@ -49,38 +49,41 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
 
 /// A record whose link may be gone.
 #[derive(Debug)]
-struct Suspect {
+struct PruneCandidate {
     read: Attachment,
     /// With the link that has the index now, and only the name or only the MAC address in common;
     /// `None` if the record's link is gone for sure.
-    perhaps: Option<Attachment>,
+    matched_in_part: Option<Attachment>,
 }
 
 /// The records whose link is not in `links`, or perhaps not.
-fn suspects(state: &State, links: &[Link]) -> HashMap<AttachmentId, Suspect> {
+fn candidates(state: &State, links: &[Link]) -> HashMap<AttachmentId, PruneCandidate> {
     let links = LinksByIndex::of(links);
     let superseded = superseded(state, &links);
     let of = |(id, read): (&AttachmentId, &Attachment)| {
-        let perhaps = links.moved(read);
+        let matched = links.moved(read);
         let is_gone = links.lacks(read) || superseded.contains(id);
         let differs = |now: &Attachment| now.host_interface != read.host_interface;
-        if !is_gone && !perhaps.as_ref().is_some_and(differs) {
+        if !is_gone && !matched.as_ref().is_some_and(differs) {
             return None;
         }
-        let perhaps = perhaps.filter(|_| !is_gone);
-        Some((id.clone(), Suspect { read: read.clone(), perhaps }))
+        let matched_in_part = matched.filter(|_| !is_gone);
+        Some((id.clone(), PruneCandidate { read: read.clone(), matched_in_part }))
     };
     state.attachments.iter().filter_map(of).collect()
 }
 
 /// Those whose link is gone, or leads to another pod.
-fn lost(suspects: HashMap<AttachmentId, Suspect>) -> HashMap<AttachmentId, Attachment> {
+fn lost(candidates: HashMap<AttachmentId, PruneCandidate>) -> HashMap<AttachmentId, Attachment> {
     let mut ends = PodEnds::open();
-    let mut is_gone = |suspect: &Suspect| {
-        suspect.perhaps.as_ref().is_none_or(|now| ends.contradict(&suspect.read, now))
+    let mut is_gone = |candidate: &PruneCandidate| {
+        candidate
+            .matched_in_part
+            .as_ref()
+            .is_none_or(|now| ends.lead_elsewhere(&candidate.read, now))
     };
-    let lost = suspects.into_iter().filter(|(_, suspect)| is_gone(suspect));
-    lost.map(|(id, suspect)| (id, suspect.read)).collect()
+    let lost = candidates.into_iter().filter(|(_, candidate)| is_gone(candidate));
+    lost.map(|(id, candidate)| (id, candidate.read)).collect()
 }
 
 /// Removes the records in `lost` that are unchanged since the read.
@@ -117,7 +120,7 @@ mod tests {
         (gone.if_name, added_again.if_name) = ("gone".to_owned(), "again".to_owned());
         dir.put(LOCK_WAIT, &gone).unwrap();
         dir.put(LOCK_WAIT, &added_again).unwrap();
-        let lost = lost(suspects(&dir.read().unwrap().unwrap(), &[]));
+        let lost = lost(candidates(&dir.read().unwrap().unwrap(), &[]));
         added_again.host_interface.as_mut().unwrap().index = 60;
         dir.put(LOCK_WAIT, &added_again).unwrap();
         remove(&path, &lost).unwrap();
@@ -150,9 +153,11 @@ mod tests {
             link(8, "uplink", LinkKind::Other),
             link(9, "cali4", LinkKind::VethToOtherNetns),
         ];
-        let mut found: Vec<_> = suspects(&state, &links).into_values().collect();
+        let mut found: Vec<_> = candidates(&state, &links).into_values().collect();
         found.sort_by(|one, other| one.read.if_name.cmp(&other.read.if_name));
-        let found = found.iter().map(|suspect| (&*suspect.read.if_name, suspect.perhaps.is_some()));
+        let found = found
+            .iter()
+            .map(|candidate| (&*candidate.read.if_name, candidate.matched_in_part.is_some()));
         assert_eq!(found.collect::<Vec<_>>(), [("old", false), ("renamed", true)]);
     }
 }

@@ -17,7 +17,7 @@ use super::links::LinksByIndex;
 pub(super) struct PodEnds(Option<Adopter>);
 
 impl PodEnds {
-    /// Reads nothing yet. Without a socket it contradicts nothing.
+    /// Reads nothing yet. Without a socket, no link leads elsewhere.
     pub(super) fn open() -> Self {
         let opened = Adopter::open();
         Self(opened.inspect_err(|error| debug!(%error, "cannot ask for pods' ends")).ok())
@@ -25,7 +25,7 @@ impl PodEnds {
 
     /// Whether the link that `now` names, which has only the name or only the MAC address in common
     /// with that of `record`, leads to another pod's interface.
-    pub(super) fn contradict(&mut self, record: &Attachment, now: &Attachment) -> bool {
+    pub(super) fn lead_elsewhere(&mut self, record: &Attachment, now: &Attachment) -> bool {
         let mac = match &mut self.0 {
             Some(kernel) => kernel.mac(now),
             None => Err(io::Error::other("no socket")),
@@ -40,11 +40,11 @@ impl PodEnds {
         record: &Attachment,
         mut now: Attachment,
     ) -> Option<Attachment> {
-        if self.contradict(record, &now) {
+        if self.lead_elsewhere(record, &now) {
             return None;
         }
         for (was, is) in record.further_interfaces.iter().zip(&mut now.further_interfaces) {
-            if self.contradict(was, is) {
+            if self.lead_elsewhere(was, is) {
                 is.clone_from(was);
             }
         }
