@@ -34,6 +34,7 @@ const NONE: ServedCluster = ServedCluster {
     updates: 0,
     services: 0,
     only_json: false,
+    gzip: false,
 };
 
 type Part = (&'static str, fn(ServedCluster) -> Result<()>);

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use denizen_fixture::protobuf;
 use denizen_tests::bench::objects::{self, REPLICAS, service, slice, tier};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 /// The pod whose deletion ends the changes.
@@ -25,6 +27,8 @@ pub struct ServedCluster {
     pub services: usize,
     /// Whether it has no protobuf.
     pub only_json: bool,
+    /// Whether it compresses lists for those who ask for it.
+    pub gzip: bool,
 }
 
 /// Serves a cluster at a listener, without an end; a kubeconfig file in `folder` leads to it.
@@ -75,23 +79,31 @@ type Make = fn(ServedCluster, usize) -> Value;
 fn serve(stream: TcpStream, cluster: ServedCluster) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
-    let mut accepted = String::new();
+    let (mut accepted, mut gzip) = (String::new(), false);
     while let Some(line) = lines.next().transpose()?.filter(|line| !line.is_empty()) {
-        if line.to_lowercase().starts_with("accept:") {
-            accepted = line;
+        match line.to_lowercase() {
+            header if header.starts_with("accept:") => accepted = header,
+            header if header.starts_with("accept-encoding:") => gzip = header.contains("gzip"),
+            _ => {}
         }
     }
     let in_protobuf = !cluster.only_json && accepted.contains("protobuf");
+    let gzip = cluster.gzip && gzip;
     let content_type =
         if in_protobuf { "application/vnd.kubernetes.protobuf" } else { "application/json" };
     let mut to = BufWriter::with_capacity(1 << 16, stream);
-    write!(to, "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n\r\n")?;
+    write!(to, "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n")?;
+    to.write_all(if gzip { b"content-encoding: gzip\r\n\r\n" } else { b"\r\n" })?;
     let asked = |plural: &str| request.contains(&format!("/{plural}?"));
     let Some((_, version, kind, count, make)) = KINDS.into_iter().find(|kind| asked(kind.0)) else {
         return to.flush();
     };
     if !request.contains("watch=true") {
         let objects = (0..count(cluster)).map(|number| make(cluster, number));
+        let mut to: Box<dyn Write> = match gzip {
+            true => Box::new(GzEncoder::new(to, Compression::fast())),
+            false => Box::new(to),
+        };
         return match in_protobuf {
             true => list_in_protobuf(&mut to, version, kind, objects),
             false => list_in_json(&mut to, version, kind, objects),

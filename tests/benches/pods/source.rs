@@ -25,25 +25,30 @@ pub fn measure(cluster: ServedCluster) -> Result<()> {
     let cluster = ServedCluster { updates: UPDATES, policies: 0, ..cluster };
     let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
     println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
-    in_both_encodings(cluster, "pods")
+    for only_json in [true, false] {
+        follow_in_a_process(ServedCluster { only_json, ..cluster }, "pods")?;
+    }
+    Ok(())
 }
 
 /// The same for Services and their EndpointSlices.
 pub fn measure_services(cluster: ServedCluster) -> Result<()> {
     let services = cluster.pods.min(10_000);
     println!("\n## The source alone, {services} Services and EndpointSlices\n");
-    in_both_encodings(ServedCluster { services, pods: 0, policies: 0, ..cluster }, "services")
+    let cluster = ServedCluster { services, pods: 0, policies: 0, ..cluster };
+    for (only_json, gzip) in [(true, false), (false, false), (false, true)] {
+        follow_in_a_process(ServedCluster { only_json, gzip, ..cluster }, "services")?;
+    }
+    Ok(())
 }
 
-fn in_both_encodings(cluster: ServedCluster, objects: &str) -> Result<()> {
-    for only_json in [true, false] {
-        println!("{}:", if only_json { "JSON" } else { "protobuf" });
-        let cluster = ServedCluster { only_json, ..cluster };
-        let folder = tempfile::tempdir()?;
-        let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
-        let status = own_program("follow")?.arg(&kubeconfig).arg(objects).status()?;
-        ensure!(status.success(), "the process that follows them failed: {status}");
-    }
+fn follow_in_a_process(cluster: ServedCluster, objects: &str) -> Result<()> {
+    let encoding = if cluster.only_json { "JSON" } else { "protobuf" };
+    println!("{encoding}{}:", if cluster.gzip { ", compressed" } else { "" });
+    let folder = tempfile::tempdir()?;
+    let kubeconfig = server::start(cluster, TcpListener::bind("127.0.0.1:0")?, folder.path())?;
+    let status = own_program("follow")?.arg(&kubeconfig).arg(objects).status()?;
+    ensure!(status.success(), "the process that follows them failed: {status}");
     Ok(())
 }
 

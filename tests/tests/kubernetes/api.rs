@@ -87,6 +87,51 @@ fn status_says_of_each_kind_what_it_costs_the_server() -> Result<()> {
     })
 }
 
+/// The bytes that the Services have cost.
+fn services_bytes(agent: &Agent) -> Result<u64> {
+    let status = agent.status()?;
+    let kinds = status["api"].as_array().map_or(&[][..], Vec::as_slice);
+    let services = kinds.iter().find(|kind| kind["kind"] == "Services");
+    services.and_then(|kind| kind["bytes"].as_u64()).context("bytes of Services")
+}
+
+/// The server may compress long lists. One that is damaged takes nothing away.
+#[test]
+fn long_lists_of_services_come_compressed() -> Result<()> {
+    const SERVICES: u8 = 200;
+    const NOTE: usize = 1 << 10;
+    let mut context = ApiContext::own("kube-gzip")?;
+    context.put_node()?;
+    let service = |number: u8| {
+        let mut service =
+            manifest::service(&format!("s{number}"), &service_ips(number)[..1], &HTTP);
+        service["metadata"]["annotations"] = json!({ "note": "note".repeat(NOTE / 4) });
+        service
+    };
+    context.api.put_all(&(0..SERVICES).map(service).collect::<Vec<_>>())?;
+    for only_json in [true, false] {
+        context.api.behave(|manners| manners.only_json = only_json);
+        let agent = context.start_agent()?;
+        assert_eq!(services(&agent)?, u64::from(SERVICES));
+        let bytes = services_bytes(&agent)?;
+        ensure!(bytes < u64::from(SERVICES) * NOTE as u64 / 4, "{bytes} bytes");
+        context.api.stop();
+        context.api.delete(&service(0))?;
+        context.api.behave(|manners| (manners.damages_lists, manners.forgets) = (true, true));
+        context.go_on()?;
+        until_error(
+            &agent,
+            "Services: the API server's answer cannot be read: what is compressed",
+        )?;
+        assert_eq!(services(&agent)?, u64::from(SERVICES));
+        context.api.behave(|manners| (manners.damages_lists, manners.forgets) = (false, false));
+        until_no_error(&agent)?;
+        assert_eq!(services(&agent)?, u64::from(SERVICES) - 1);
+        context.api.put(&service(0))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
     with_every_api("kube-filter", |context| {

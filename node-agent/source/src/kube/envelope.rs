@@ -1,6 +1,7 @@
 //! The parts of an answer around its objects, in both encodings. Pure.
 
 use std::borrow::Cow;
+use std::io;
 
 use kube::core::Status;
 use kube::core::response::StatusDetails;
@@ -13,6 +14,10 @@ use denizen_object::{BorrowedText, ObjectKind, RawObject};
 
 /// What a client asks for: protobuf, and JSON where there is none.
 pub(super) const ACCEPT: &str = "application/vnd.kubernetes.protobuf, application/json";
+
+/// The same for the metadata of a list's objects alone.
+pub(super) const ACCEPT_METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
+     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
@@ -38,6 +43,10 @@ pub enum Unreadable {
     NotProtobuf,
     #[error("it is neither protobuf nor JSON, but {0:?}")]
     ContentType(String),
+    #[error("it is compressed, but not by gzip: {0:?}")]
+    ContentEncoding(String),
+    #[error("what is compressed in it is damaged")]
+    Compressed(#[from] io::Error),
     #[error("an object in it has more than 16 MiB")]
     TooLarge,
     #[error("it is not a list")]
@@ -145,7 +154,7 @@ pub(super) struct ListMetadata<'a> {
     #[serde(borrow)]
     resource_version: BorrowedText<'a>,
     #[serde(rename = "continue")]
-    next: BorrowedText<'a>,
+    pub(super) next: BorrowedText<'a>,
     /// How many objects are not in this part of the list.
     #[serde(rename = "remainingItemCount")]
     pub(super) remaining: i64,

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use http_body_util::BodyExt;
 use hyper::Request;
 use hyper::body::Bytes;
-use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use hyper::header::{
+    ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use kube::Client;
 use kube::client::Body;
 
-use super::envelope::{self, Encoding, LONGEST, refusal};
+use super::envelope::{self, Encoding, LONGEST, Unreadable, refusal};
 use super::failure::Failure;
+use super::gunzip::Gunzip;
 use super::traffic::Traffic;
 
 /// The most bytes of a refusal that are read: whatever explains it comes first.
@@ -20,6 +23,8 @@ const REFUSAL: usize = 64 << 10;
 pub(super) struct Reply {
     pub(super) encoding: Encoding,
     body: Body,
+    /// Where the server has compressed the body.
+    gunzip: Option<Gunzip>,
     traffic: Arc<Traffic>,
 }
 
@@ -43,7 +48,15 @@ impl Reply {
         let mut request = request.map(Body::from);
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accepted));
         let (head, body) = client.send(request).await?.into_parts();
-        let mut reply = Self { encoding: Encoding::Json, body, traffic: traffic.clone() };
+        let gunzip = match header(&head.headers, &CONTENT_ENCODING) {
+            "" | "identity" => None,
+            "gzip" => Some(Gunzip::default()),
+            other => {
+                return Err(Failure::Answer(Unreadable::ContentEncoding(other.to_owned())));
+            }
+        };
+        let encoding = Encoding::Json;
+        let mut reply = Self { encoding, body, gunzip, traffic: traffic.clone() };
         if !head.status.is_success() {
             let retry_after = header(&head.headers, &RETRY_AFTER).parse().unwrap_or_default();
             // The code counts even if the rest does not arrive.
@@ -58,15 +71,24 @@ impl Reply {
         Ok(reply)
     }
 
-    /// The next piece of the body; `None` at its end.
+    /// The next piece of the body, which is not compressed any more; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Failure> {
-        while let Some(frame) = self.body.frame().await {
-            if let Ok(bytes) = frame?.into_data() {
-                self.traffic.received(bytes.len());
+        loop {
+            if let Some(gunzip) = &mut self.gunzip
+                && let Some(bytes) = gunzip.next().map_err(Failure::Answer)?
+            {
                 return Ok(Some(bytes));
             }
+            let Some(frame) = self.body.frame().await else { break };
+            let Ok(bytes) = frame?.into_data() else { continue };
+            self.traffic.received(bytes.len());
+            match &mut self.gunzip {
+                Some(gunzip) => gunzip.push(bytes),
+                None => return Ok(Some(bytes)),
+            }
         }
-        Ok(None)
+        let rest = self.gunzip.take().map(Gunzip::end).transpose().map_err(Failure::Answer)?;
+        Ok(rest.filter(|bytes| !bytes.is_empty()))
     }
 
     /// The whole body, for answers about few objects.
@@ -75,7 +97,7 @@ impl Reply {
         while let Some(piece) = self.piece().await? {
             body.extend_from_slice(&piece);
             if body.len() > 4 * LONGEST {
-                return Err(Failure::Answer(envelope::Unreadable::TooLarge));
+                return Err(Failure::Answer(Unreadable::TooLarge));
             }
         }
         Ok(body)

@@ -263,8 +263,10 @@ impl KindFollower {
         };
         let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
         let request = self.scope.request(self.served.request(self.kind)).list(&params);
+        let mut request = request.map_err(kube::Error::BuildRequest)?;
+        kinds::accept_gzip(self.kind, &mut request);
         self.traffic.list(self.reason);
-        let mut reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
+        let mut reply = self.ask(client, request).await?;
         self.answered();
         let mut list = PartialList::default();
         let version = match reply.encoding {

@@ -59,6 +59,7 @@ mod exchange;
 mod failure;
 mod follow;
 mod frames;
+mod gunzip;
 mod index;
 mod kinds;
 mod list_delay;

@@ -31,9 +31,6 @@ use denizen_text::describe;
 /// what is known.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// The media type of a list that has only its objects' metadata.
-const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-
 /// Asks for the policies of a namespace, and those of the cluster.
 #[derive(Debug)]
 pub struct PolicyRead {
@@ -241,7 +238,7 @@ async fn read_cluster(
     answers: mpsc::Sender<ObjectAnswer>,
 ) -> Result<(), Failure> {
     let Some(path) = watched.path else { return Ok(()) };
-    let versions = list.get(&path, METADATA).await?;
+    let versions = list.get(&path, envelope::ACCEPT_METADATA).await?;
     if has_newer(versions.encoding, &versions.body, watched.version.as_deref()) {
         hand_over(list.get(&path, envelope::ACCEPT).await?, &answers).await;
     }

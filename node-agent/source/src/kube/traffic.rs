@@ -49,7 +49,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Bytes of all answers, as they are after TLS.
+    /// Bytes of all answers, as they are after TLS: compressed ones as they have arrived.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

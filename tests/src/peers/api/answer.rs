@@ -1,11 +1,14 @@
 //! What the tests' server answers.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use denizen_fixture::protobuf::{self, NextPage};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -35,7 +38,9 @@ pub(super) async fn answer(
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
-        protobuf: accepted(&request).starts_with(PROTOBUF) && !shared.manners().only_json,
+        protobuf: header(&request, "accept").starts_with(PROTOBUF) && !shared.manners().only_json,
+        metadata_only: header(&request, "accept").contains("as=PartialObjectMetadataList"),
+        gzip: header(&request, "accept-encoding").contains("gzip"),
         connection: Some(connection),
         at: Instant::now(),
         status: 0,
@@ -52,10 +57,10 @@ pub(super) async fn answer(
     response
 }
 
-/// What the client accepts. As Kubernetes negotiates, the first that the server has counts.
-fn accepted(request: &Request<Incoming>) -> &str {
-    let accepted = request.headers().get("accept").and_then(|value| value.to_str().ok());
-    accepted.unwrap_or_default()
+/// A header, empty where there is none. Of what the client accepts, the first that the server has
+/// counts, as Kubernetes negotiates.
+fn header<'r>(request: &'r Request<Incoming>, name: &str) -> &'r str {
+    request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -321,19 +326,48 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     let remaining = objects.len() - to;
     let next = (remaining > 0).then_some(NextPage { token: &token, remaining });
     let in_protobuf = received.protobuf && protobuf::has(target.resource.kind);
-    let page = ListPage { objects: &objects[from..to], version, next };
-    let text: Bytes = match in_protobuf {
-        true => page.in_protobuf(target.resource).into(),
-        false => page.in_json(target.resource).into(),
+    let shown: Vec<Arc<Stored>>;
+    let (objects_shown, resource) = if received.metadata_only {
+        shown = objects[from..to].iter().map(|object| Arc::new(object.metadata_alone())).collect();
+        (&*shown, Resource { version: "meta.k8s.io/v1", kind: METADATA, ..target.resource })
+    } else {
+        (&objects[from..to], target.resource)
     };
+    let page = ListPage { objects: objects_shown, version, next };
+    let text = if in_protobuf { page.in_protobuf(resource) } else { page.in_json(resource) };
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
     }
     let breaks = shared.take(|manners| &mut manners.breaks_lists);
+    let damages = manners.damages_lists;
     let (pipe, body) = Pipe::new(manners);
-    tokio::spawn(pipe.list(text, breaks));
-    response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body)
+    let mut response = response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body);
+    let text = if received.gzip && text.len() > COMPRESSED_ABOVE {
+        response.headers_mut().insert("content-encoding", HeaderValue::from_static("gzip"));
+        compressed(&text, damages)
+    } else {
+        text
+    };
+    tokio::spawn(pipe.list(text.into(), breaks));
+    response
 }
+
+/// As a real server's: shorter answers are not compressed.
+const COMPRESSED_ABOVE: usize = 128 << 10;
+
+fn compressed(text: &[u8], damages: bool) -> Vec<u8> {
+    /// At the end: a checksum, and the length.
+    const CHECKSUM: usize = 8;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(text).expect("memory takes all");
+    let mut written = encoder.finish().expect("memory takes all");
+    let at = written.len() - CHECKSUM;
+    written[at] ^= u8::from(damages);
+    written
+}
+
+/// The kind of objects of which only the metadata is shown.
+const METADATA: &str = "PartialObjectMetadata";
 
 /// What a list is made of.
 struct ListPage<'a> {
@@ -349,7 +383,7 @@ impl ListPage<'_> {
     }
 
     /// As a real server's: items of a list do not say what they are.
-    fn in_json(&self, Resource { version: group, kind, .. }: Resource) -> String {
+    fn in_json(&self, Resource { version: group, kind, .. }: Resource) -> Vec<u8> {
         let next = self.next.map(|NextPage { token, remaining }| {
             format!(r#","continue":"{token}","remainingItemCount":{remaining}"#)
         });
@@ -363,7 +397,7 @@ impl ListPage<'_> {
             format!(r#""resourceVersion":"{}"{}"#, self.version, next.unwrap_or_default());
         let head =
             format!(r#""kind":"{kind}List","apiVersion":"{group}","metadata":{{{metadata}}}"#);
-        format!(r#"{{{head},"items":[{}]}}"#, items.join(","))
+        format!(r#"{{{head},"items":[{}]}}"#, items.join(",")).into()
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Manners {
     pub loses_pages: usize,
     /// So many of the next lists, in pages or streams, break off half way.
     pub breaks_lists: usize,
+    /// Compressed lists have a wrong checksum.
+    pub damages_lists: bool,
     /// No watch can begin where it wants to: the history is forgotten.
     pub forgets: bool,
     /// Resources of which a watch's first event is longer than 16 MiB.
@@ -80,6 +82,7 @@ impl Default for Manners {
             page: usize::MAX,
             loses_pages: 0,
             breaks_lists: 0,
+            damages_lists: false,
             forgets: false,
             oversized: Vec::new(),
             garbage_every: None,
@@ -144,6 +147,10 @@ pub struct ReceivedRequest {
     pub query: BTreeMap<String, String>,
     /// Whether it asked for protobuf before JSON.
     pub protobuf: bool,
+    /// Whether it asked for the metadata of objects alone.
+    pub metadata_only: bool,
+    /// Whether the answer may be compressed.
+    pub gzip: bool,
     /// The number of its connection, where the server says it.
     pub connection: Option<usize>,
     /// When it came.

@@ -264,8 +264,10 @@ fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
                 },
                 path: path.to_owned(),
                 query: query_of(query),
-                // Neither of these does it say.
+                // It says none of these.
                 protobuf: false,
+                metadata_only: false,
+                gzip: false,
                 connection: None,
                 at: now.checked_sub(ago).context("before this machine started")?,
                 status: 0,

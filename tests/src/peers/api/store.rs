@@ -244,6 +244,11 @@ impl Stored {
         let protobuf = kind.map(|kind| protobuf::object(kind, &value).into());
         Self { value, json, protobuf }
     }
+
+    /// What a list of metadata shows of it.
+    pub fn metadata_alone(&self) -> Self {
+        Self::new(json!({ "kind": self.value["kind"], "metadata": self.value["metadata"] }))
+    }
 }
 
 /// The name of an object, whose namespace is written into it where it belongs and is missing.
