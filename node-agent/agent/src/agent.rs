@@ -53,7 +53,7 @@ pub use self::start::{Startup, run};
 use self::stop::Stop;
 pub use self::stop::pause;
 use self::turn::{Next, StopWatch};
-use crate::control::Question;
+use crate::control::AgentRequest;
 use crate::engine::{Engine, EngineError, Pass, Progress};
 use crate::flush::Flush;
 use crate::log::LogFilter;
@@ -123,7 +123,7 @@ impl Agent {
         &mut self,
         mut stop: Stop,
         mut events: mpsc::Receiver<Vec<Event>>,
-        mut requests: mpsc::Receiver<Question>,
+        mut requests: mpsc::Receiver<AgentRequest>,
     ) -> anyhow::Result<()> {
         let mut resync = interval(self.engine.report().resync_interval);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -192,7 +192,7 @@ impl Agent {
         &mut self,
         next: Next,
         events: &mut mpsc::Receiver<Vec<Event>>,
-        requests: &mut mpsc::Receiver<Question>,
+        requests: &mut mpsc::Receiver<AgentRequest>,
     ) -> Option<bool> {
         let watch = StopWatch::start(next.name());
         let tried = match next {

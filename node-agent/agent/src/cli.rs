@@ -277,10 +277,10 @@ fn backend_here(policy: &PolicyArgs) -> anyhow::Result<Choice> {
 /// Asks the running agent.
 fn ask<T>(
     run_dir: &Path,
-    question: impl AsyncFnOnce(AgentClient) -> Result<T, ControlError>,
+    request: impl AsyncFnOnce(AgentClient) -> Result<T, ControlError>,
 ) -> anyhow::Result<T> {
     let client = AgentClient::new(run_dir);
-    block_on(async { Ok(question(client).await?) })
+    block_on(async { Ok(request(client).await?) })
 }
 
 fn names(run_dir: &Path) -> anyhow::Result<Names> {

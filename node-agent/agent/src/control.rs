@@ -1,7 +1,7 @@
-//! Questions to the agent's loop, from its socket and its HTTP server.
+//! Requests to the agent's loop, from its socket and its HTTP server.
 //!
 //! On the socket each request and each answer is one JSON line. A client may send more of them over
-//! its connection; they are answered in order. Behind the socket each question has an answer of its
+//! its connection; they are answered in order. Behind the socket each request has an answer of its
 //! own type.
 
 mod client;
@@ -30,9 +30,9 @@ use denizen_plan::{FrontendAddress, FrontendKey, Plan};
 /// The channel for an answer, or for why there is none; closed if nobody waits any more.
 pub type Reply<T> = oneshot::Sender<Result<T, String>>;
 
-/// A question to the loop.
+/// A request to the loop.
 #[derive(Debug)]
-pub enum Question {
+pub enum AgentRequest {
     /// Answered once the pod is programmed.
     WaitFor(WaitFor, Reply<WaitAnswer>),
     /// What happens to a packet.

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, watch};
 use self::listeners::Sites;
 pub use self::z_pages::StartFacts;
 use crate::config::Listen;
-use crate::control::Question;
+use crate::control::AgentRequest;
 use denizen_observe::status::health::LoopState;
 use denizen_observe::status::metrics::Metrics;
 use denizen_plan::HealthPorts;
@@ -42,7 +42,7 @@ pub struct Published {
     /// The metrics.
     pub metrics: Metrics,
     /// Requests to the loop.
-    pub requests: mpsc::Sender<Question>,
+    pub requests: mpsc::Sender<AgentRequest>,
     /// Facts from the start, such as flags.
     pub start: Arc<StartFacts>,
 }

@@ -29,7 +29,7 @@ use ipnetwork::IpNetwork;
 
 use self::compare::PlanComparison;
 use self::facts::ImpactInputs;
-use crate::{AddressRange, Decider, Direction, Function};
+use crate::{AddressRange, Decider, Direction, PermittedPorts};
 use denizen_model::{Event, Family, PodName};
 
 /// What a change of policies would change.
@@ -100,7 +100,7 @@ pub struct ImpactRow {
     /// Who sends to them, or receives from them.
     pub peers: Vec<usize>,
     /// The destination's ports.
-    pub ports: Function,
+    pub ports: PermittedPorts,
     pub families: Vec<Family>,
     /// Who decides now.
     pub before: Decider,

@@ -39,10 +39,11 @@ pub use self::direct::{
     DirectRoutes, NextHop, NodeNetworks, NotOnLink, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, AllPodsReason, Cell, Cells, Decider, Direction, FirewallChanges, FirewallPlan,
-    FirewallSettings, Function, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods,
-    Permission, PodNeeds, PolicyFlow, PolicyRejection, PolicyResult, PolicyStep, PolicyTie,
-    PortKey, PortSpan, Side, Sides, SidesChange, TierDecider, TierStep, Tiered, ToNode,
+    AddressRange, AllPodsReason, Decider, Direction, DirectionRules, FirewallChanges, FirewallPlan,
+    FirewallSettings, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods, PeerPorts,
+    Permission, PermittedPorts, PodNeeds, PodRules, PodRulesChange, PolicyFlow, PolicyRejection,
+    PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, PortsByPeer, TierDecider, TierStep,
+    Tiered, ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,
@@ -204,8 +205,8 @@ impl Plan {
     /// The bridges on which pods are restricted.
     pub fn restricted_bridges(&self) -> BTreeSet<Arc<str>> {
         let is_restricted = |ip: &IpAddr| {
-            let sides = self.firewall().and_then(|firewall| firewall.sides(*ip));
-            sides.is_some_and(Sides::is_restricted)
+            let pod_rules = self.firewall().and_then(|firewall| firewall.pod_rules(*ip));
+            pod_rules.is_some_and(PodRules::is_restricted)
         };
         let bridged = self.recorded().iter().filter(|pod| pod.port.is_some());
         let restricted = bridged.filter(|pod| pod.ips.iter().any(is_restricted));

@@ -20,7 +20,7 @@ use denizen_tests::agent::trace::TraceCommand;
 use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::bench::processor_time;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::packets::probe::Protocol;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -56,11 +56,11 @@ struct Load {
 pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let at = SocketAddr::new(fixture.address(Who::Routed, to.ip())?, PORT);
+    let at = SocketAddr::new(fixture.address(Host::Routed, to.ip())?, PORT);
     let listener = fixture.routed.netns.run(|| listen(at))??;
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let followed = SocketAddr::new(service_ips(11)[0], 80);
-    let source = fixture.address(Who::Remote, to.ip())?.to_string();
+    let source = fixture.address(Host::Remote, to.ip())?.to_string();
     let arguments = ["--from", &source, "--to", &followed.to_string(), "--count", "1000"];
     let load = || load(fixture, to, followed);
     println!("\n## {CLIENTS} clients that connect without pause, {TURNS} turns\n");
@@ -123,7 +123,7 @@ fn load(fixture: &Fixture, to: SocketAddr, followed: SocketAddr) -> Result<Load>
     let clients = clients.collect::<Result<Vec<_>>>()?;
     while begun.elapsed() < TURN {
         std::thread::sleep(PAUSE);
-        let outcome = fixture.ask(Who::Remote, followed, Protocol::Tcp)?;
+        let outcome = fixture.ask(Host::Remote, followed, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     }
     stop.store(true, Ordering::Relaxed);

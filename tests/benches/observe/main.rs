@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::bench::{Bench, Memory, own_program};
 use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Protocol;
@@ -44,9 +44,9 @@ fn observe() -> Result<()> {
     let dns = [Port::tcp("dns", 53, 5353).over(Protocol::Udp)];
     let load = [Port::tcp("http", 80, beside::PORT)];
     let objects = [
-        fixture.service("dns", 20, &dns, &[Who::Routed])?,
-        fixture.service("load", 10, &load, &[Who::Routed])?,
-        fixture.service("web", 11, &[Port::tcp("http", 80, PORT)], &[Who::Routed])?,
+        fixture.service("dns", 20, &dns, &[Host::Routed])?,
+        fixture.service("load", 10, &load, &[Host::Routed])?,
+        fixture.service("web", 11, &[Port::tcp("http", 80, PORT)], &[Host::Routed])?,
     ];
     fixture.cluster.manifests.put("services", &objects.concat())?;
     let mut agent = fixture.cluster.start_agent()?;
@@ -59,7 +59,7 @@ fn observe() -> Result<()> {
 fn table(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let frontend = SocketAddr::new(service_ips(20)[0], 53);
-    let endpoint = SocketAddr::new(fixture.address(Who::Routed, frontend.ip())?, 5353);
+    let endpoint = SocketAddr::new(fixture.address(Host::Routed, frontend.ip())?, 5353);
     let flow = |number: u32| {
         let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 200, 0, 0)) + number / 30_000);
         let client = SocketAddr::new(client.into(), (10_000 + number % 30_000) as u16);

@@ -60,8 +60,8 @@ pub fn follow(kubeconfig: &Path, services: bool) -> Result<ExitCode> {
         let (send, mut events) = mpsc::channel(64);
         let (_unknown, names) = watch::channel(Default::default());
         let (report, _wrong) = mpsc::channel(64);
-        let ((_read, asked), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
-        let reads = PolicyReads { asked, done };
+        let ((_read, requests), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
+        let reads = PolicyReads { requests, done };
         let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
         let config = KubeConfig {
             client: SharedClient::new(Access { credentials, server: None }),

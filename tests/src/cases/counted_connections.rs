@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::eventually::{eventually, observed};
-use crate::node::fixture::{Fixture, PORT, Who, service_ips};
+use crate::node::fixture::{Fixture, Host, PORT, service_ips};
 use crate::node::manifest::Port;
 use crate::node::netns::Netns;
 use crate::packets::probe::{Probe, SILENCE};
@@ -44,13 +44,13 @@ pub fn are_counted(
     let cluster = &fixture.cluster;
     let node = &cluster.world.node;
     let port = HTTP[0].at_node(30_080);
-    let mut web = fixture.service("web", 10, &[port], &[Who::Remote])?;
+    let mut web = fixture.service("web", 10, &[port], &[Host::Remote])?;
     web[0]["spec"]["type"] = "NodePort".into();
-    let mut sticky = fixture.service("sticky", 11, &HTTP, &[Who::Routed])?;
+    let mut sticky = fixture.service("sticky", 11, &HTTP, &[Host::Routed])?;
     sticky[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     cluster.manifests.put("web", &web)?;
     cluster.manifests.put("sticky", &sticky)?;
-    cluster.manifests.put("plain", &fixture.service("plain", 13, &HTTP, &[Who::Routed])?)?;
+    cluster.manifests.put("plain", &fixture.service("plain", 13, &HTTP, &[Host::Routed])?)?;
     cluster.manifests.put("nobody", &fixture.service("nobody", 12, &HTTP, &[])?)?;
     let flags = [backend, "--service-metrics"];
     let agent = cluster.start_agent_with(flags)?;
@@ -63,7 +63,7 @@ pub fn are_counted(
         };
         observed(&series, BOUND, value, |value| *value == Some(count)).map(drop)
     };
-    let (client, _) = fixture.place(Who::Bridged);
+    let (client, _) = fixture.place(Host::Bridged);
     let ask = |number: u8, times: usize| -> Result<()> {
         for service in service_ips(number).into_iter().cycle().take(2 * times) {
             let to = SocketAddr::new(service, 80);
@@ -75,9 +75,9 @@ pub fn are_counted(
     PLAIN.into_iter().zip(CONNECTIONS).try_for_each(|(number, times)| ask(number, times))?;
     [11, 12].into_iter().try_for_each(|number| ask(number, 3))?;
     counted(node)?;
-    let own = fixture.address(Who::ThisNode, service_ips(10)[0])?;
+    let own = fixture.address(Host::ThisNode, service_ips(10)[0])?;
     let at_node = SocketAddr::new(own, 30_080);
-    let (outside, _) = fixture.place(Who::Outside);
+    let (outside, _) = fixture.place(Host::Outside);
     let outcome = Probe::tcp(at_node).ask_in(outside);
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     for (name, family, count) in [

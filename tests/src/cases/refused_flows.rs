@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::agent::Agent;
 use crate::binary;
 use crate::eventually::eventually;
-use crate::node::fixture::{Fixture, PORT, Who, put_load_balancer, service_ips};
+use crate::node::fixture::{Fixture, Host, PORT, put_load_balancer, service_ips};
 use crate::node::manifest::Port;
 use crate::node::netns::checked;
 use crate::packets::probe::Protocol;
@@ -51,11 +51,11 @@ pub fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
     manifests.put("lonely", &fixture.service("lonely", LONELY, &DNS, &[])?)?;
-    let mut far = fixture.service("far", FAR, &DNS, &[Who::Remote])?;
+    let mut far = fixture.service("far", FAR, &DNS, &[Host::Remote])?;
     put_load_balancer(&mut far, FAR_OUTSIDE);
     far[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     manifests.put("far", &far)?;
-    let mut guarded = fixture.service("guarded", GUARDED, &DNS, &[Who::Remote])?;
+    let mut guarded = fixture.service("guarded", GUARDED, &DNS, &[Host::Remote])?;
     put_load_balancer(&mut guarded, GUARDED_OUTSIDE);
     let ranges = json!(["198.51.100.0/24", "2001:db8:ffff::/48"]);
     guarded[0]["spec"]["loadBalancerSourceRanges"] = ranges;
@@ -81,7 +81,7 @@ pub fn flows(fixture: &Fixture, agent: &Agent) -> Result<Value> {
 
 /// A flow of the test: who sends so many datagrams at once, where to, and how it is shown.
 pub struct SentFlow {
-    from: Who,
+    from: Host,
     to: SocketAddr,
     /// How many at once.
     pub datagrams: u64,
@@ -109,14 +109,14 @@ pub fn all(fixture: &Fixture) -> Result<Vec<SentFlow>> {
             flows.push(SentFlow { from, to, datagrams, verdict, reason, table, service });
         };
         let frontend = |number| SocketAddr::new(ip(number), 80);
-        flow(Who::Routed, pod(Who::Bridged)?, "dropped", TO_POD, None);
-        flow(Who::Bridged, pod(Who::Routed)?, "dropped", FROM_POD, None);
+        flow(Host::Routed, pod(Host::Bridged)?, "dropped", TO_POD, None);
+        flow(Host::Bridged, pod(Host::Routed)?, "dropped", FROM_POD, None);
         let lonely = Some("default/lonely:dns");
-        flow(Who::Routed, frontend(LONELY), "refused", NO_ENDPOINTS, lonely);
+        flow(Host::Routed, frontend(LONELY), "refused", NO_ENDPOINTS, lonely);
         let far = Some("default/far:dns");
-        flow(Who::Outside, frontend(FAR_OUTSIDE), "dropped", NO_LOCAL, far);
+        flow(Host::Outside, frontend(FAR_OUTSIDE), "dropped", NO_LOCAL, far);
         let guarded = Some("default/guarded:dns");
-        flow(Who::Outside, frontend(GUARDED_OUTSIDE), "dropped", RANGES, guarded);
+        flow(Host::Outside, frontend(GUARDED_OUTSIDE), "dropped", RANGES, guarded);
     }
     Ok(flows)
 }
@@ -159,7 +159,7 @@ pub fn are_shown(fixture: &Fixture, agent: &Agent, sent: &[SentFlow], times: u64
         ensure!(row["table"] == flow.table, "{row:#}");
         ensure!(row["protocol"] == "udp", "{row:#}");
         ensure!(row["service"].as_str() == flow.service, "{row:#}");
-        let names = [(Who::Bridged, "default/bridged"), (Who::Routed, "default/routed")];
+        let names = [(Host::Bridged, "default/bridged"), (Host::Routed, "default/routed")];
         let name = names.iter().find(|(who, _)| *who == flow.from).map(|(_, name)| *name);
         ensure!(row["source"]["name"].as_str() == name, "{row:#}");
         let policy = flow.table.ends_with("firewall").then_some("NetworkPolicy default/closed");

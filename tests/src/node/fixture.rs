@@ -24,7 +24,7 @@ pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sc
 
 /// One of those who are in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Who {
+pub enum Host {
     /// A pod of the node behind its bridge.
     Bridged,
     /// A pod of the node with a veth of its own.
@@ -38,8 +38,8 @@ pub enum Who {
 }
 
 /// Everyone who may start a connection.
-pub const EVERYONE: [Who; 5] =
-    [Who::Bridged, Who::Routed, Who::Remote, Who::Outside, Who::ThisNode];
+pub const EVERYONE: [Host; 5] =
+    [Host::Bridged, Host::Routed, Host::Remote, Host::Outside, Host::ThisNode];
 
 /// Gives the Service among these objects the load balancer IPs of this number.
 pub fn put_load_balancer(objects: &mut [Value], number: u8) {
@@ -96,33 +96,33 @@ impl Fixture {
 
     /// The namespace that `who` is in, and the interface through which the node sees its packets
     /// come in.
-    pub fn place(&self, who: Who) -> (&Netns, Option<&str>) {
+    pub fn place(&self, who: Host) -> (&Netns, Option<&str>) {
         match who {
-            Who::Bridged => (&self.bridged.netns, Some(&self.bridged.input_interface)),
-            Who::Routed => (&self.routed.netns, Some(&self.routed.input_interface)),
-            Who::Remote => (&self.cluster.world.remote, Some("eth0")),
-            Who::Outside => (&self.cluster.world.client, Some("eth0")),
-            Who::ThisNode => (&self.cluster.world.node, None),
+            Host::Bridged => (&self.bridged.netns, Some(&self.bridged.input_interface)),
+            Host::Routed => (&self.routed.netns, Some(&self.routed.input_interface)),
+            Host::Remote => (&self.cluster.world.remote, Some("eth0")),
+            Host::Outside => (&self.cluster.world.client, Some("eth0")),
+            Host::ThisNode => (&self.cluster.world.node, None),
         }
     }
 
     /// The address of `who` of the same family as `like`.
-    pub fn address(&self, who: Who, like: IpAddr) -> Result<IpAddr> {
+    pub fn address(&self, who: Host, like: IpAddr) -> Result<IpAddr> {
         let own = self.cluster.world.addresses();
         let all = match who {
-            Who::Bridged => &self.bridged.addresses,
-            Who::Routed => &self.routed.addresses,
-            Who::Remote => &own.remote,
-            Who::Outside => &own.client,
-            Who::ThisNode => &own.node,
+            Host::Bridged => &self.bridged.addresses,
+            Host::Routed => &self.routed.addresses,
+            Host::Remote => &own.remote,
+            Host::Outside => &own.client,
+            Host::ThisNode => &own.node,
         };
         let found = all.iter().copied().find(|address| address.is_ipv4() == like.is_ipv4());
         found.with_context(|| format!("{who:?} has no address of the family of {like}"))
     }
 
     /// Whose address that is.
-    pub fn owner(&self, address: IpAddr) -> Option<Who> {
-        let is_nodes = || self.cluster.is_nodes(address).unwrap_or(false).then_some(Who::ThisNode);
+    pub fn owner(&self, address: IpAddr) -> Option<Host> {
+        let is_nodes = || self.cluster.is_nodes(address).unwrap_or(false).then_some(Host::ThisNode);
         EVERYONE
             .into_iter()
             .find(|who| self.address(*who, address).is_ok_and(|own| own == address))
@@ -131,7 +131,7 @@ impl Fixture {
 
     /// Makes the endpoints of `leaving` terminate, among a service's objects: they still serve, and
     /// get no new connections.
-    pub fn drain(&self, objects: &mut [Value], leaving: &[Who]) -> Result<()> {
+    pub fn drain(&self, objects: &mut [Value], leaving: &[Host]) -> Result<()> {
         for slice in &mut objects[1..] {
             for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
                 let at = endpoint["addresses"][0].as_str().context("an address")?.parse()?;
@@ -145,7 +145,7 @@ impl Fixture {
     }
 
     /// Asks `to` as `who`, from its own address.
-    pub fn ask(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
+    pub fn ask(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
         let probe = Probe { protocol, ..Probe::tcp(to) };
         Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
     }
@@ -154,7 +154,7 @@ impl Fixture {
     pub fn explain(
         &self,
         agent: &Agent,
-        who: Who,
+        who: Host,
         to: SocketAddr,
         protocol: Protocol,
     ) -> Result<Explanation> {
@@ -162,7 +162,7 @@ impl Fixture {
     }
 
     /// What the endpoint saw of an answered connection of `who`: its own address, or the node's.
-    pub fn was_masqueraded(&self, who: Who, outcome: &Outcome) -> Result<bool> {
+    pub fn was_masqueraded(&self, who: Host, outcome: &Outcome) -> Result<bool> {
         let seen = outcome.seen().with_context(|| format!("{who:?} got {outcome:?}"))?;
         if seen == self.address(who, seen)? {
             return Ok(false);
@@ -201,13 +201,13 @@ impl Fixture {
         name: &str,
         number: u8,
         ports: &[Port],
-        members: &[Who],
+        members: &[Host],
     ) -> Result<Vec<Value>> {
         let ips = service_ips(number);
         let mut objects = vec![manifest::service(name, &ips, ports)];
         for like in ips {
-            let node = |who: &Who| if *who == Who::Remote { OTHER_NODE } else { NODE };
-            let member = |who: &Who| Ok((self.address(*who, like)?, node(who)));
+            let node = |who: &Host| if *who == Host::Remote { OTHER_NODE } else { NODE };
+            let member = |who: &Host| Ok((self.address(*who, like)?, node(who)));
             let members = members.iter().map(member).collect::<Result<Vec<_>>>()?;
             if !members.is_empty() {
                 objects.push(manifest::slice(name, ports, &members));

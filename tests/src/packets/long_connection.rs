@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use socket2::{Domain, Socket, Type};
 
-use crate::node::fixture::{Fixture, Who, every_protocol, every_way};
+use crate::node::fixture::{Fixture, Host, every_protocol, every_way};
 use crate::node::manifest::Port;
 use crate::node::netns::Netns;
 use crate::packets::load::Load;
@@ -18,7 +18,7 @@ use crate::packets::probe::{PATIENCE, Probe, Protocol};
 pub const ECHO: u16 = 9000;
 
 /// The pods behind `web`, see [`fixture`].
-pub const MEMBERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
+pub const MEMBERS: [Host; 3] = [Host::Bridged, Host::Routed, Host::Remote];
 
 /// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11,
 /// port 7) for such connections, at the routed pod.
@@ -27,7 +27,7 @@ pub fn fixture(label: &str) -> Result<Fixture> {
     let manifests = &fixture.cluster.manifests;
     manifests.put("web", &fixture.service("web", 10, &every_protocol(), &MEMBERS)?)?;
     let echo = [Port::tcp("echo", 7, ECHO)];
-    manifests.put("echo", &fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
+    manifests.put("echo", &fixture.service("echo", 11, &echo, &[Host::Routed])?)?;
     let routed = &fixture.routed;
     routed.addresses.iter().try_for_each(|address| serve(&routed.netns, *address))?;
     Ok(fixture)
@@ -38,7 +38,7 @@ pub fn fixture(label: &str) -> Result<Fixture> {
 pub fn load(fixture: &Fixture) -> Result<Load> {
     fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();
-    for who in [Who::Bridged, Who::Routed, Who::Outside] {
+    for who in [Host::Bridged, Host::Routed, Host::Outside] {
         let targets = every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
         load.client(fixture.place(who).0, targets, |outcome| outcome.endpoint().is_some())?;
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::node::{QuickstartNode, listens};
 use super::page::Page;
 use super::{rows, serve};
-use crate::node::fixture::Who;
+use crate::node::fixture::Host;
 use crate::node::manifest::{self, Port};
 use crate::node::netns::Netns;
 use crate::node::pod::{Pod, Wiring};
@@ -67,7 +67,7 @@ fn appear_and_vanish(
     late: SocketAddr,
     endpoint: IpAddr,
 ) -> Result<()> {
-    let (netns, _) = node.fixture.place(Who::Routed);
+    let (netns, _) = node.fixture.place(Host::Routed);
     let object = manifest::service("late", &[late.ip()], &LATE);
     let slices = manifest::slice("late", &LATE, &[(endpoint, "node-1")]);
     let refused = |outcome: &Outcome| *outcome == Outcome::Refused;
@@ -113,8 +113,8 @@ fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
         "  - addresses: [10.10.0.2]\n    nodeName: node-1\n    conditions: { ready: true }\n";
     let without = text.replace(entry, "");
     anyhow::ensure!(without != text, "conf/examples/web.yaml no longer lists the bridged pod");
-    let removed = node.fixture.address(Who::Bridged, web.ip())?;
-    let (netns, _) = node.fixture.place(Who::Routed);
+    let removed = node.fixture.address(Host::Bridged, web.ip())?;
+    let (netns, _) = node.fixture.place(Host::Routed);
     node.fixture.cluster.manifests.put_text("web", &without)?;
     let started = Instant::now();
     let mut without_it = 0;
@@ -126,7 +126,7 @@ fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
         without_it = if reached { 0 } else { without_it + 1 };
     }
     page.say("the bridged pod is removed from web's endpoints:");
-    rows::spread(node, web, &[Who::Routed, Who::Remote], page)
+    rows::spread(node, web, &[Host::Routed, Host::Remote], page)
 }
 
 /// Connects until `now` holds of what came of it; how long after `started` that connection began.

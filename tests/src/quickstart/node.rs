@@ -13,7 +13,7 @@ use super::serve;
 use crate::agent::Agent;
 use crate::agent::check::CheckReport;
 use crate::node::cluster::Cluster;
-use crate::node::fixture::{Fixture, Who};
+use crate::node::fixture::{Fixture, Host};
 use crate::node::manifest::Manifests;
 use crate::node::netns;
 use crate::node::pod::{BRIDGE, Wiring};
@@ -118,11 +118,11 @@ impl QuickstartNode {
     /// Whose address that is, for a person.
     pub(super) fn owner(&self, address: IpAddr) -> &'static str {
         match self.fixture.owner(address) {
-            Some(Who::Bridged) => "bridged pod",
-            Some(Who::Routed) => "routed pod",
-            Some(Who::Remote) => "remote pod",
-            Some(Who::Outside) => "outside",
-            Some(Who::ThisNode) => "this node",
+            Some(Host::Bridged) => "bridged pod",
+            Some(Host::Routed) => "routed pod",
+            Some(Host::Remote) => "remote pod",
+            Some(Host::Outside) => "outside",
+            Some(Host::ThisNode) => "this node",
             None => "?",
         }
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::node::QuickstartNode;
 use super::page::Page;
 use crate::node::cluster::NODE;
-use crate::node::fixture::Who;
+use crate::node::fixture::Host;
 use crate::node::pod::Pod;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Protocol};
@@ -56,14 +56,14 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     in_force(1)?;
     page.say("The bridged pod has the label app: web, the routed pod app: shop. This is applied:");
     POLICY.lines().for_each(|line| page.say(format_args!("    {line}")));
-    connect(node, page, Who::Routed, "permitted")?;
-    connect(node, page, Who::Remote, "dropped")?;
+    connect(node, page, Host::Routed, "permitted")?;
+    connect(node, page, Host::Remote, "dropped")?;
     manifests.remove("policy")?;
     in_force(0).map(drop)
 }
 
 /// Connects to the bridged pod as `who`, and shows what came of it and why.
-fn connect(node: &QuickstartNode, page: &mut Page, who: Who, expected: &str) -> Result<()> {
+fn connect(node: &QuickstartNode, page: &mut Page, who: Host, expected: &str) -> Result<()> {
     let web = SocketAddr::new(ip("10.10.0.2"), 8080);
     let (source, interface) = (node.fixture.address(who, web.ip())?, node.fixture.place(who).1);
     let outcome = node.fixture.ask(who, web, Protocol::Tcp)?;

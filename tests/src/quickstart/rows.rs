@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::node::QuickstartNode;
 use super::page::{Line, Page};
 use crate::agent::{Explanation, ExplanationStep};
-use crate::node::fixture::Who;
+use crate::node::fixture::Host;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe, Protocol};
 
@@ -17,7 +17,7 @@ const SPREAD: usize = 300;
 
 /// A connection to make.
 struct ConnectionRow {
-    from: Who,
+    from: Host,
     what: &'static str,
     to: SocketAddr,
     protocol: Protocol,
@@ -29,7 +29,7 @@ struct ConnectionRow {
 enum Expect {
     /// One of these pods answers; `masquerade` says whether it sees the node as the source.
     Answer {
-        by: &'static [Who],
+        by: &'static [Host],
         masquerade: bool,
     },
     Refused,
@@ -63,15 +63,15 @@ fn services() -> [Services; 2] {
 }
 
 fn rows(at: &Services) -> Vec<ConnectionRow> {
+    use Host::{Bridged, Outside, Remote, Routed, ThisNode};
     use Protocol::{Tcp, Udp};
-    use Who::{Bridged, Outside, Remote, Routed, ThisNode};
     let to = |address, port, protocol| (SocketAddr::new(address, port), protocol);
     let answer = |by, masquerade| Expect::Answer { by, masquerade };
     let web = to(at.web, 80, Tcp);
     let (dns, dns_tcp) = (to(at.dns, 53, Udp), to(at.dns, 53, Tcp));
     let (shop, node_port) = (to(at.shop, 80, Tcp), to(at.node, 30080, Tcp));
     let (lonely, pod) = (to(at.lonely, 80, Tcp), to(at.remote, 8080, Tcp));
-    const ALL: &[Who] = &[Bridged, Routed, Remote];
+    const ALL: &[Host] = &[Bridged, Routed, Remote];
     let rows = [
         (Bridged, "web", web, answer(ALL, false)),
         (Routed, "web", web, answer(ALL, false)),
@@ -116,7 +116,7 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
         spread(
             node,
             SocketAddr::new(family.web, 80),
-            &[Who::Bridged, Who::Routed, Who::Remote],
+            &[Host::Bridged, Host::Routed, Host::Remote],
             page,
         )?;
     }
@@ -164,7 +164,7 @@ fn explain_in_full(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let rows = rows(&services()[0]);
     for row in rows
         .iter()
-        .filter(|row| row.from == Who::Routed && row.what == "shop" || row.from == Who::Remote)
+        .filter(|row| row.from == Host::Routed && row.what == "shop" || row.from == Host::Remote)
     {
         let (source, interface) =
             (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
@@ -184,7 +184,7 @@ fn explain_in_full(node: &QuickstartNode, page: &mut Page) -> Result<()> {
 /// A connection that starts on the node has the node's address with or without masquerade.
 fn was_masqueraded(row: &ConnectionRow, seen: IpAddr, source: IpAddr) -> bool {
     seen != source
-        || (row.from == Who::ThisNode
+        || (row.from == Host::ThisNode
             && matches!(row.expect, Expect::Answer { masquerade: true, .. }))
 }
 
@@ -230,10 +230,10 @@ fn disagreement(row: &ConnectionRow, explained: &Explanation) -> Option<String> 
 pub(super) fn spread(
     node: &QuickstartNode,
     to: SocketAddr,
-    by: &[Who],
+    by: &[Host],
     page: &mut Page,
 ) -> Result<()> {
-    let (netns, _) = node.fixture.place(Who::Bridged);
+    let (netns, _) = node.fixture.place(Host::Bridged);
     let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {

@@ -10,7 +10,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
 use denizen_tests::kernel::table_owner::TableOwner;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, every_way};
 use denizen_tests::packets::probe::Protocol;
 
 /// What has not happened by then never will.
@@ -18,10 +18,10 @@ const BOUND: Duration = Duration::from_secs(60);
 
 fn context(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
-    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let members = [Host::Bridged, Host::Routed, Host::Remote];
     let web = fixture.service("web", 10, &every_protocol(), &members)?;
     fixture.cluster.manifests.put("web", &web)?;
-    let far = fixture.service("far", 11, &every_protocol(), &[Who::Remote])?;
+    let far = fixture.service("far", 11, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("far", &far)?;
     Ok(fixture)
 }
@@ -43,7 +43,7 @@ fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<(
     let line = line.with_context(|| log.clone())?;
     ensure!(line.contains(&format!("backend={backend}")) && line.contains(why), "{line}");
     assert_eq!(status["errors"], serde_json::json!([]));
-    for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Routed, Host::Outside, Host::ThisNode] {
         for (to, protocol) in every_way(10) {
             let outcome = fixture.ask(who, to, protocol)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
@@ -102,7 +102,7 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     let agent = start(&fixture, &["--detect-local=bridge-port"])?;
     chose(&fixture, &agent, "iptables", "bridge table: it is owned by another process")?;
     let (to, protocol) = every_way(11).next().context("no way")?;
-    for (who, is_local) in [(Who::Bridged, true), (Who::Outside, false)] {
+    for (who, is_local) in [(Host::Bridged, true), (Host::Outside, false)] {
         let outcome = fixture.ask(who, to, protocol)?;
         assert_eq!(fixture.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
     }
@@ -128,7 +128,7 @@ fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
         assert_eq!(status["networkPolicy"], serde_json::Value::Null);
         assert_eq!(status["errors"], serde_json::json!([]));
         for (to, protocol) in every_way(10) {
-            ensure!(fixture.ask(Who::Bridged, to, protocol)?.endpoint().is_some());
+            ensure!(fixture.ask(Host::Bridged, to, protocol)?.endpoint().is_some());
         }
         agent.terminate()?;
         drop(owned);
@@ -162,8 +162,8 @@ fn exact_ports_are_known_with_iptables_where_the_bridges_table_can_be_had() -> R
     let agent = start(&fixture, &["--detect-local=pod-state=port-exact"])?;
     chose(&fixture, &agent, "iptables", "ip table: it is owned by another process")?;
     for (to, protocol) in every_way(11) {
-        assert!(keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
-        assert!(!keeps_its_address(&fixture, Who::Outside, to, protocol)?);
+        assert!(keeps_its_address(&fixture, Host::Bridged, to, protocol)?);
+        assert!(!keeps_its_address(&fixture, Host::Outside, to, protocol)?);
     }
     Ok(())
 }
@@ -181,24 +181,24 @@ fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
     let mut agent = Agent::spawn(node, settings)?;
     let (to, protocol) = every_way(11).next().context("no way")?;
     eventually("it serves", BOUND, || {
-        Ok(fixture.ask(Who::Outside, to, protocol)?.endpoint().is_some())
+        Ok(fixture.ask(Host::Outside, to, protocol)?.endpoint().is_some())
     })?;
-    assert!(!keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
-    assert!(keeps_its_address(&fixture, Who::Routed, to, protocol)?);
+    assert!(!keeps_its_address(&fixture, Host::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&fixture, Host::Routed, to, protocol)?);
     let status = agent.status()?;
     let errors = status["errors"].to_string();
     ensure!(errors.contains("nf_tables, bridge table"), "{errors}");
     assert_eq!(status["synced"], false, "{status}");
     drop(owned);
     agent.wait_programmed(BOUND)?;
-    assert!(keeps_its_address(&fixture, Who::Bridged, to, protocol)?);
+    assert!(keeps_its_address(&fixture, Host::Bridged, to, protocol)?);
     assert_eq!(agent.status()?["errors"], serde_json::json!([]));
     Ok(())
 }
 
 fn keeps_its_address(
     fixture: &Fixture,
-    who: Who,
+    who: Host,
     to: SocketAddr,
     protocol: Protocol,
 ) -> Result<bool> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::observed;
 use denizen_tests::kernel::ruleset;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol};
 
 /// A repair that has not come by then never will.
 const BOUND: Duration = Duration::from_secs(5);
@@ -55,7 +55,7 @@ impl Harm<'_> {
 #[test]
 fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
     let fixture = Fixture::new("foreign")?;
-    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let members = [Host::Bridged, Host::Routed, Host::Remote];
     fixture
         .cluster
         .manifests
@@ -79,7 +79,7 @@ fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
     }
     harm.repaired("everything is flushed", "flush ruleset")?;
     for (to, protocol) in denizen_tests::node::fixture::every_way(10) {
-        assert!(fixture.ask(Who::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
+        assert!(fixture.ask(Host::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
     }
     Ok(())
 }

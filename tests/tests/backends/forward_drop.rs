@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, every_way};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, every_protocol, every_way};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::world::ip;
 use denizen_tests::oracle::flows::table::Backend;
@@ -19,7 +19,7 @@ use serde_json::Value;
 /// Longer than a look at the forward hook is away on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-const SENDERS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+const SENDERS: [Host; 4] = [Host::Bridged, Host::Routed, Host::Remote, Host::Outside];
 
 /// One way to drop by default, and how to look at it.
 #[derive(Clone, Copy)]
@@ -166,15 +166,15 @@ fn is_dropped_otherwise(fixture: &Fixture) -> Result<()> {
     let node = &fixture.cluster.world.node;
     node.nft(MAPPING)?;
     let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).patience(SILENCE);
-    let outcome = mapped.ask_in(fixture.place(Who::Bridged).0);
+    let outcome = mapped.ask_in(fixture.place(Host::Bridged).0);
     let seen = node.output("nft", &["list", "table", "ip", "mapping"])?;
     ensure!(!seen.contains("packets 0 "), "{seen}");
     ensure!(outcome.endpoint().is_none(), "somebody else's: {outcome:?}");
     node.nft("delete table ip mapping")?;
     for (to, _) in every_way(10) {
-        let pod = (fixture.address(Who::Remote, to.ip())?, PORT).into();
+        let pod = (fixture.address(Host::Remote, to.ip())?, PORT).into();
         let probe = Probe::tcp(pod).patience(SILENCE);
-        let outcome = probe.ask_in(fixture.place(Who::Bridged).0);
+        let outcome = probe.ask_in(fixture.place(Host::Bridged).0);
         ensure!(outcome.endpoint().is_none(), "{pod}: {outcome:?}");
     }
     Ok(())
@@ -182,7 +182,7 @@ fn is_dropped_otherwise(fixture: &Fixture) -> Result<()> {
 
 fn start(firewall: Firewall, backend: Backend) -> Result<(Fixture, String)> {
     let fixture = Fixture::new(&format!("{}-{}", firewall.label, backend as u8))?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
     firewall.put_up(node)?;
@@ -198,7 +198,7 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     for (to, _) in every_way(10) {
         let probe = Probe::tcp(to).patience(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
-        let outcome = probe.ask_in(fixture.place(Who::Bridged).0);
+        let outcome = probe.ask_in(fixture.place(Host::Bridged).0);
         assert!(
             matches!(outcome, Outcome::Dropped | Outcome::Refused | Outcome::Unreachable),
             "{outcome:?}"
@@ -310,7 +310,7 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
          udp dport 8080 counter name came drop; }; }",
     )?;
     for (to, _) in every_way(10).filter(|(_, protocol)| *protocol == Protocol::Udp) {
-        fixture.place(Who::Bridged).0.run(|| -> Result<()> {
+        fixture.place(Host::Bridged).0.run(|| -> Result<()> {
             let socket =
                 std::net::UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
             socket.connect(to)?;

@@ -14,7 +14,7 @@ use denizen_backend::sysctl::{BridgeFilter, CheckScope, HairpinMode, HairpinPort
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
@@ -50,7 +50,7 @@ fn command(fixture: &Fixture, program: &[&str], flags: &[&str]) -> Result<Comman
 #[test]
 fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered() -> Result<()> {
     let fixture = Fixture::new("bridgenf")?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Bridged])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Bridged])?;
     fixture.cluster.manifests.put("web", &web)?;
     let neighbour = fixture.cluster.add_pod("neighbour", Wiring::Bridged)?;
     let node = &fixture.cluster.world.node;
@@ -101,7 +101,7 @@ fn status_of(fixture: &Fixture) -> Result<Value> {
 #[test]
 fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
     let fixture = Fixture::new("readonly")?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
     turn_off(node)?;
@@ -122,7 +122,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
     }
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let outcome = fixture.ask(Who::Bridged, to, Protocol::Tcp)?;
+    let outcome = fixture.ask(Host::Bridged, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     Ok(())
 }

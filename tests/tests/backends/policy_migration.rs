@@ -8,7 +8,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::conf::folder;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::probe::Protocol;
@@ -106,13 +106,13 @@ impl Migration {
         &self.fixture.cluster.world.node
     }
 
-    fn address(&self, who: Who) -> Result<String> {
+    fn address(&self, who: Host) -> Result<String> {
         Ok(self.fixture.address(who, service_ips(0)[0])?.to_string())
     }
 
     /// kube-router synchronises.
     fn kube_router(&self) -> Result<()> {
-        let (client, web) = (self.address(Who::Bridged)?, self.address(Who::Routed)?);
+        let (client, web) = (self.address(Host::Bridged)?, self.address(Host::Routed)?);
         for (set, member) in SETS.iter().zip([&client, &web]) {
             self.node().output("ipset", &["create", set, "hash:ip", "-exist"])?;
             self.node().output("ipset", &["add", set, member, "-exist"])?;
@@ -132,9 +132,9 @@ impl Migration {
     /// The client, which is answered all the time, and a host outside, which never is.
     fn load(&self) -> Result<Load> {
         self.fixture.cluster.world.forget_quickly()?;
-        let web = SocketAddr::new(self.fixture.address(Who::Routed, service_ips(0)[0])?, PORT);
+        let web = SocketAddr::new(self.fixture.address(Host::Routed, service_ips(0)[0])?, PORT);
         let mut load = Load::default();
-        for (who, is_client) in [(Who::Bridged, true), (Who::Outside, false)] {
+        for (who, is_client) in [(Host::Bridged, true), (Host::Outside, false)] {
             load.client(self.fixture.place(who).0, vec![(web, Protocol::Tcp)], move |outcome| {
                 outcome.endpoint().is_some() == is_client
             })?;

@@ -9,7 +9,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::oracle::flows::table::Backend;
@@ -61,7 +61,7 @@ impl Beside {
     }
 
     fn endpoint(&self, port: u16) -> Result<SocketAddr> {
-        Ok(SocketAddr::new(self.fixture.address(Who::Routed, Self::web().ip())?, port))
+        Ok(SocketAddr::new(self.fixture.address(Host::Routed, Self::web().ip())?, port))
     }
 
     fn kube_proxy(&self) -> Result<KubeProxy<'_>> {
@@ -85,8 +85,8 @@ impl Beside {
         let port = |name, at: SocketAddr, target| [Port::tcp(name, at.port(), target)];
         let (web, echo) = (port("tcp", Self::web(), PORT), port("echo", Self::echo(), ECHO));
         let manifests = &self.fixture.cluster.manifests;
-        manifests.put("web", &self.fixture.service("web", 10, &web, &[Who::Routed])?)?;
-        manifests.put("echo", &self.fixture.service("echo", 11, &echo, &[Who::Routed])?)
+        manifests.put("web", &self.fixture.service("web", 10, &web, &[Host::Routed])?)?;
+        manifests.put("echo", &self.fixture.service("echo", 11, &echo, &[Host::Routed])?)
     }
 
     fn start(&self, flags: impl IntoIterator<Item = String>) -> Result<Agent> {
@@ -97,7 +97,7 @@ impl Beside {
         self.start(OFF.map(str::to_owned))
     }
 
-    fn is_answered(&self, who: Who) -> Result<bool> {
+    fn is_answered(&self, who: Host) -> Result<bool> {
         let probe = Probe::tcp(Self::web()).patience(SILENCE);
         let answer = probe.ask_in(self.fixture.place(who).0).endpoint();
         ensure!(answer.is_none_or(|by| self.endpoint(PORT).is_ok_and(|ours| by == ours)));
@@ -106,9 +106,9 @@ impl Beside {
 
     /// The friend is answered, and nobody else.
     fn is_enforced(&self) -> Result<()> {
-        ensure!(self.is_answered(Who::Bridged)?, "the friend");
-        ensure!(!self.is_answered(Who::Outside)?, "a host outside");
-        ensure!(!self.is_answered(Who::Remote)?, "another pod");
+        ensure!(self.is_answered(Host::Bridged)?, "the friend");
+        ensure!(!self.is_answered(Host::Outside)?, "a host outside");
+        ensure!(!self.is_answered(Host::Remote)?, "another pod");
         Ok(())
     }
 
@@ -125,14 +125,14 @@ fn has_services(tables: &str) -> bool {
 fn judged(label: &str, variant: Variant) -> Result<()> {
     let context = Beside::new(label, variant)?;
     context.kube_proxy()?.start()?;
-    ensure!(context.is_answered(Who::Outside)?, "kube-proxy serves everybody");
+    ensure!(context.is_answered(Host::Outside)?, "kube-proxy serves everybody");
     let rules = variant.dump(context.node())?;
     let agent = context.start_off()?;
     context.is_enforced()?;
     context.the_bridged_pod_is("foe")?;
-    eventually("it is a friend no more", BOUND, || Ok(!context.is_answered(Who::Bridged)?))?;
+    eventually("it is a friend no more", BOUND, || Ok(!context.is_answered(Host::Bridged)?))?;
     context.the_bridged_pod_is("friend")?;
-    eventually("it is a friend again", BOUND, || context.is_answered(Who::Bridged))?;
+    eventually("it is a friend again", BOUND, || context.is_answered(Host::Bridged))?;
     let tables = context.tables()?;
     ensure!(tables.contains("table ip denizen-firewall") && !has_services(&tables), "{tables}");
     assert_eq!(variant.dump(context.node())?, rules, "kube-proxy's rules are kube-proxy's");
@@ -146,13 +146,13 @@ fn judged(label: &str, variant: Variant) -> Result<()> {
 /// A service's address is not decided here; its endpoint is.
 fn explains(context: &Beside, agent: &Agent) -> Result<()> {
     let explain = |who, to| context.fixture.explain(agent, who, to, Protocol::Tcp);
-    let service = explain(Who::Bridged, Beside::web())?;
+    let service = explain(Host::Bridged, Beside::web())?;
     let output =
         service.steps.iter().any(|step| step.why.contains("services are not decided here"));
     ensure!(output && service.verdict == "untouched", "{service:?}");
     let endpoint = context.endpoint(PORT)?;
-    assert_eq!(explain(Who::Bridged, endpoint)?.verdict, "untouched");
-    assert_eq!(explain(Who::Remote, endpoint)?.verdict, "drop");
+    assert_eq!(explain(Host::Bridged, endpoint)?.verdict, "untouched");
+    assert_eq!(explain(Host::Remote, endpoint)?.verdict, "drop");
     Ok(())
 }
 
@@ -170,7 +170,7 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     let on = || context.start([backend.flags(), vec!["--network-policy=on".to_owned()]].concat());
     let agent = on()?;
     context.fixture.cluster.world.forget_quickly()?;
-    let friend = context.fixture.place(Who::Bridged).0;
+    let friend = context.fixture.place(Host::Bridged).0;
     let mut stream = LongConnection::open(friend, Beside::echo())?;
     let mut load = Load::default();
     load.client(friend, vec![(Beside::web(), Protocol::Tcp)], |outcome| {

@@ -13,7 +13,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
@@ -47,7 +47,7 @@ impl TakeoverContext {
             Served {
                 name: "default/echo:echo".to_owned(),
                 at: at(11, 7),
-                endpoints: vec![endpoint(Who::Routed, ECHO)?],
+                endpoints: vec![endpoint(Host::Routed, ECHO)?],
             },
         ];
         Ok(Self { fixture, variant, services })
@@ -72,14 +72,14 @@ impl TakeoverContext {
 
     fn lasting(&self) -> Result<[LongConnection; 2]> {
         let open = |who| LongConnection::open(self.fixture.place(who).0, self.services[1].at);
-        Ok([open(Who::Bridged)?, open(Who::Outside)?])
+        Ok([open(Host::Bridged)?, open(Host::Outside)?])
     }
 
     /// Connections to the web service, all the time.
     fn load(&self) -> Result<Load> {
         self.fixture.cluster.world.forget_quickly()?;
         let mut load = Load::default();
-        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+        for who in [Host::Bridged, Host::Routed, Host::Outside] {
             let targets = vec![(self.services[0].at, Protocol::Tcp)];
             load.client(self.fixture.place(who).0, targets, |outcome| {
                 outcome.endpoint().is_some()
@@ -173,7 +173,7 @@ fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
     KubeProxy { services: wrong.clone(), ..context.kube_proxy() }.sync(&wrong)?;
     streams.iter_mut().try_for_each(LongConnection::still_alive)?;
-    let outcome = context.fixture.ask(Who::Bridged, context.services[0].at, Protocol::Tcp)?;
+    let outcome = context.fixture.ask(Host::Bridged, context.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");

@@ -16,7 +16,7 @@ use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
 use denizen_tests::node::cluster::{Cluster, serve};
 use denizen_tests::node::fixture::{
-    Fixture, PORT, PROTOCOLS, Who, every_protocol, is_local, service_ips,
+    Fixture, Host, PORT, PROTOCOLS, every_protocol, is_local, service_ips,
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::checked;
@@ -53,7 +53,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     // A pod that comes, whose ADD waits for its rules; services; the kernel's word of a foreign
     // change.
     let fixture = Fixture::on(cluster)?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1)?;
     assert!(is_local(&fixture.bridged) && is_local(&fixture.routed), "attached while it ran");
@@ -64,7 +64,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     node_renames(&fixture, &agent)?;
     fixture.cluster.world.node.nft("delete table ip denizen\n")?;
     agent.until("repaired", |status| status["driftRepaired"] == 1)?;
-    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
         for ip in service_ips(10) {
             let outcome = fixture.ask(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {ip}: {outcome:?}");
@@ -108,7 +108,7 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
         );
     }
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &http, &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     agent.until("served", |status| status["services"] == 1 && status["endpoints"] == 1)?;
     let node = &fixture.cluster.world.node;
@@ -118,19 +118,19 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     variant.run(node, "-t nat -F KUBE-SERVICES")?;
     let is_served = || {
         let outcome =
-            fixture.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
+            fixture.ask(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
     let at_node = &fixture.cluster.world.addresses().node;
     let frontends = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
     for to in frontends.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
-        for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+        for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
             let outcome = fixture.ask(who, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}: {outcome:?}");
         }
     }
-    let outcome = fixture.ask(Who::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
+    let outcome = fixture.ask(Host::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "on loopback: {outcome:?}");
     assert_eq!((&status["errors"], &status["warnings"]), (&json!([]), &json!([])));
     Ok(())
@@ -154,9 +154,9 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
             let web = fixture.service("web", 10, &every_protocol(), &[who])?;
             fixture.cluster.manifests.put("web", &web)
         };
-        put(Who::Remote)?;
+        put(Host::Remote)?;
         fixture.cluster.start_agent_with(variant.flags())?.terminate()?;
-        put(Who::Routed)?;
+        put(Host::Routed)?;
         let granted = capabilities(DAEMON_SET, "agent")?;
         let agent =
             WrappedAgent::start_with(&fixture.cluster, container(&granted), &variant.flags())?;
@@ -165,7 +165,7 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
         agent.until("said", says)?;
         assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
         let outcome =
-            fixture.ask(Who::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+            fixture.ask(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "by the rules that were there: {outcome:?}");
     }
     Ok(())
@@ -236,7 +236,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let fixture = Fixture::new("caps-leave")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &http, &[Host::Remote])?;
     cluster.manifests.put("web", &web)?;
     cluster.start_agent_with(Variant::Nft.flags())?.terminate()?;
     Variant::Nft.run(node, "-t nat -N CNI-HOSTPORT")?;
@@ -264,7 +264,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let status = agent.status()?;
     assert_eq!((&status["errors"], &status["backend"]), (&json!([]), &json!("nftables")));
     let at_node = SocketAddr::new(cluster.world.addresses().node[0], 30080);
-    let outcome = fixture.ask(Who::Outside, at_node, Protocol::Tcp)?;
+    let outcome = fixture.ask(Host::Outside, at_node, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_none(), "the service is gone: {outcome:?}");
     Ok(())
 }
@@ -275,7 +275,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
 fn what_legacy_iptables_left_is_reported_until_it_is_removed() -> Result<()> {
     let fixture = Fixture::new("caps-old")?;
     let (cluster, node) = (&fixture.cluster, &fixture.cluster.world.node);
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     cluster.manifests.put("web", &web)?;
     cluster.start_agent_with(Variant::Legacy.flags())?.terminate()?;
     let agent = WrappedAgent::start(cluster, container(&capabilities(DAEMON_SET, "agent")?))?;

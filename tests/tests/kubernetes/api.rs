@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::NODE;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::probe::{Outcome, Protocol};
@@ -27,16 +27,16 @@ fn services(agent: &Agent) -> Result<u64> {
 fn services_are_served_as_they_change() -> Result<()> {
     with_every_api("kube-serve", |context| {
         context.put_node()?;
-        context.put_web("web", 10, &[Who::Routed])?;
+        context.put_web("web", 10, &[Host::Routed])?;
         let agent = context.start_agent()?;
-        context.until_answered(10, Who::Routed)?;
-        context.put_web("web", 10, &[Who::Remote])?;
-        context.until_answered(10, Who::Remote)?;
-        context.put_web("later", 11, &[Who::Bridged])?;
-        context.until_answered(11, Who::Bridged)?;
+        context.until_answered(10, Host::Routed)?;
+        context.put_web("web", 10, &[Host::Remote])?;
+        context.until_answered(10, Host::Remote)?;
+        context.put_web("later", 11, &[Host::Bridged])?;
+        context.until_answered(11, Host::Bridged)?;
         context.delete_web("web", true)?;
         context.until_unknown(10)?;
-        context.until_answered(11, Who::Bridged)?;
+        context.until_answered(11, Host::Bridged)?;
         until_no_error(&agent)
     })
 }
@@ -61,10 +61,10 @@ fn status_says_of_each_kind_what_it_costs_the_server() -> Result<()> {
             false => ("json", "protobuf"),
         };
         context.put_node()?;
-        context.put_web("web", 10, &[Who::Routed])?;
+        context.put_web("web", 10, &[Host::Routed])?;
         let agent = context.start_agent()?;
-        context.put_web("web", 10, &[Who::Remote])?;
-        context.until_answered(10, Who::Remote)?;
+        context.put_web("web", 10, &[Host::Remote])?;
+        context.until_answered(10, Host::Remote)?;
         let kinds = || -> Result<Vec<Value>> {
             let mut kinds = agent.status()?["api"].as_array().cloned().context("an array")?;
             let is_built_in = |name: &str| BUILT_IN.contains(&name);
@@ -136,7 +136,7 @@ fn long_lists_of_services_come_compressed() -> Result<()> {
 fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
     with_every_api("kube-filter", |context| {
         context.put_node()?;
-        context.put_web("web", 10, &[Who::Routed])?;
+        context.put_web("web", 10, &[Host::Routed])?;
         let agent = context.start_agent()?;
         let before = services(&agent)?;
         let mut headless = manifest::service("headless", &service_ips(11)[..1], &HTTP);
@@ -146,15 +146,15 @@ fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
         foreign["metadata"]["labels"] =
             json!({ "service.kubernetes.io/service-proxy-name": "another" });
         context.api.put_all(&[headless, foreign.clone()])?;
-        context.put_web("last", 13, &[Who::Routed])?;
-        context.until_answered(13, Who::Routed)?;
+        context.put_web("last", 13, &[Host::Routed])?;
+        context.until_answered(13, Host::Routed)?;
         assert_eq!(services(&agent)?, before + 1, "the last one alone");
         let to = SocketAddr::new(service_ips(12)[0], 80);
-        let printed = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+        let printed = context.fixture.explain(&agent, Host::Outside, to, Protocol::Tcp)?;
         assert!(printed.steps.iter().any(|step| step.what.contains("another proxy: \"another\"")));
         context.api.delete(&foreign)?;
         eventually("it is gone", BOUND, || {
-            let printed = context.fixture.explain(&agent, Who::Outside, to, Protocol::Tcp)?;
+            let printed = context.fixture.explain(&agent, Host::Outside, to, Protocol::Tcp)?;
             Ok(printed.verdict != "foreign")
         })?;
         until_no_error(&agent)
@@ -165,25 +165,25 @@ fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
 fn a_service_may_become_anothers_and_come_back() -> Result<()> {
     with_every_api("kube-give", |context| {
         context.put_node()?;
-        context.put_web("web", 10, &[Who::Routed])?;
+        context.put_web("web", 10, &[Host::Routed])?;
         let _agent = context.start_agent()?;
-        context.until_answered(10, Who::Routed)?;
+        context.until_answered(10, Host::Routed)?;
         let mut given = manifest::service("web", &service_ips(10), &HTTP);
         let label = "service.kubernetes.io/service-proxy-name";
         given["metadata"]["labels"] = json!({ label: "another" });
         context.api.put(&given)?;
         context.until_unknown(10)?;
-        context.put_web("web", 10, &[Who::Routed])?;
-        context.until_answered(10, Who::Routed)
+        context.put_web("web", 10, &[Host::Routed])?;
+        context.until_answered(10, Host::Routed)
     })
 }
 
 #[test]
 fn services_are_served_before_the_node_exists() -> Result<()> {
     with_every_api("kube-nonode", |context| {
-        context.put_web("web", 10, &[Who::Routed])?;
+        context.put_web("web", 10, &[Host::Routed])?;
         let agent = context.start_agent()?;
-        context.until_answered(10, Who::Routed)?;
+        context.until_answered(10, Host::Routed)?;
         until_error(&agent, &format!("Node {NODE} does not exist (yet)"))?;
         context.put_node()?;
         until_no_error(&agent)
@@ -194,18 +194,18 @@ fn services_are_served_before_the_node_exists() -> Result<()> {
 fn a_restart_finds_what_changed_meanwhile() -> Result<()> {
     with_every_api("kube-again", |context| {
         context.put_node()?;
-        context.put_web("old", 10, &[Who::Routed])?;
-        context.put_web("web", 11, &[Who::Routed])?;
+        context.put_web("old", 10, &[Host::Routed])?;
+        context.put_web("web", 11, &[Host::Routed])?;
         let mut agent = context.start_agent()?;
-        context.until_answered(10, Who::Routed)?;
+        context.until_answered(10, Host::Routed)?;
         agent.quiet();
         agent.terminate()?;
-        context.until_answered(11, Who::Routed)?;
+        context.until_answered(11, Host::Routed)?;
         context.delete_web("old", true)?;
-        context.put_web("web", 11, &[Who::Remote])?;
+        context.put_web("web", 11, &[Host::Remote])?;
         let _agent = context.start_agent()?;
         context.until_unknown(10)?;
-        context.until_answered(11, Who::Remote)
+        context.until_answered(11, Host::Remote)
     })
 }
 
@@ -213,7 +213,7 @@ fn a_restart_finds_what_changed_meanwhile() -> Result<()> {
 fn a_large_object_and_very_many_ports() -> Result<()> {
     let context = ApiContext::own("kube-large")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let agent = context.start_agent()?;
     let mut large = manifest::service("large", &service_ips(11), &HTTP);
     large["metadata"]["annotations"] = json!({ "big": "x".repeat(2 << 20) });
@@ -223,12 +223,12 @@ fn a_large_object_and_very_many_ports() -> Result<()> {
     let port = |port: u16| json!({ "name": format!("p{port}"), "protocol": "TCP", "port": port });
     many["spec"]["ports"] = (1..=u16::MAX).map(port).collect();
     let slices =
-        context.fixture.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Who::Routed])?;
+        context.fixture.service("many", 12, &[Port::tcp("p80", 80, 8080)], &[Host::Routed])?;
     context.api.put_all(&slices[1..])?;
     context.api.put(&many)?;
-    context.until_answered(12, Who::Routed)?;
+    context.until_answered(12, Host::Routed)?;
     context.until(11, "no endpoints", |outcome| *outcome == Outcome::Refused)?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     until_no_error(&agent)
 }
 
@@ -238,22 +238,22 @@ fn a_bad_object_is_named_and_the_rest_goes_on() -> Result<()> {
     // In protobuf there is no such thing as a port that is a text.
     context.api.behave(|manners| manners.only_json = true);
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let mut bad = manifest::service("bad", &service_ips(11), &HTTP);
     bad["spec"]["ports"][0]["port"] = "eighty".into();
     context.api.put(&bad)?;
     let agent = context.start_agent()?;
     until_error(&agent, "Service default/bad: spec.ports[0].port")?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     // It was good once, and what was known of it stays; so does everything else.
-    context.put_web("bad", 11, &[Who::Remote])?;
-    context.until_answered(11, Who::Remote)?;
+    context.put_web("bad", 11, &[Host::Remote])?;
+    context.until_answered(11, Host::Remote)?;
     until_no_error(&agent)?;
     context.api.put(&bad)?;
     until_error(&agent, "Service default/bad: spec.ports[0].port")?;
-    context.until_answered(11, Who::Remote)?;
-    context.put_web("web", 10, &[Who::Remote])?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(11, Host::Remote)?;
+    context.put_web("web", 10, &[Host::Remote])?;
+    context.until_answered(10, Host::Remote)?;
     // Part of an object.
     let mut half = manifest::service("bad", &service_ips(11), &HTTP);
     half["spec"]["externalIPs"] = json!(["203.0.113.7", "nine"]);
@@ -280,7 +280,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     let context = ApiContext::own("kubectl")?;
     context.put_node()?;
     let agent = context.start_agent()?;
-    let objects = context.fixture.service("web", 10, &HTTP, &[Who::Routed])?;
+    let objects = context.fixture.service("web", 10, &HTTP, &[Host::Routed])?;
     let files: Vec<String> = (0..objects.len())
         .map(|n| context.api.folder().join(format!("{n}.json")).display().to_string())
         .collect();
@@ -288,7 +288,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
         std::fs::write(file, object.to_string())?;
         kubectl(&context, &["apply", "--validate=false", "--filename", file])?;
     }
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     let shown: Value =
         serde_json::from_str(&kubectl(&context, &["get", "service", "web", "--output", "json"])?)?;
     assert_eq!(shown["spec"]["clusterIP"], "172.30.0.10");
@@ -316,10 +316,10 @@ const WOKEN: Duration = Duration::from_secs(5);
 fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
     let mut context = ApiContext::own("kube-wake")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     context.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     context.api.stop();
     std::thread::sleep(OUTAGE);
     // It comes back as a newer version, which serves them all.

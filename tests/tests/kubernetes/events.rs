@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::NODE;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest;
 use denizen_tests::node::world::ip;
 use denizen_tests::peers::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
@@ -47,7 +47,7 @@ fn checked_service() -> Value {
 fn what_cannot_be_served_is_an_event_once() -> Result<()> {
     let context = ApiContext::own("kube-events")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let metrics = taken(&context, METRICS)?;
     let port = taken(&context, &format!("0.0.0.0:{PORT}"))?;
     let agent = context.start_agent()?;
@@ -172,9 +172,9 @@ fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
     let context = ApiContext::own("kube-noevent")?;
     context.api.behave(|manners| manners.forbidden = vec!["events"]);
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     eventually("it is said", BOUND, || Ok(agent.log().contains("cannot write an event")))?;
     until_no_error(&agent)?;
     assert!(context.api.objects("events").is_empty());

@@ -69,7 +69,7 @@ impl Following {
         };
         let (read, reads_requested) = mpsc::channel(64);
         let (done, done_reads) = mpsc::channel(64);
-        let reads = PolicyReads { asked: reads_requested, done };
+        let reads = PolicyReads { requests: reads_requested, done };
         let start = move || drop(kube::start(&config, &names, reads, &report, &send));
         let _stop = run_on_node(context, start)?;
         Ok(Self { events, wrong, unknown, read, done_reads, sent: Vec::new(), _stop })

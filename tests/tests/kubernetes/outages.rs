@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING, Settings};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::Who;
+use denizen_tests::node::fixture::Host;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 fn context(label: &str) -> Result<ApiContext<ApiServer>> {
     let context = ApiContext::own(label)?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     Ok(context)
 }
 
@@ -42,7 +42,7 @@ fn lists(requests: &[ReceivedRequest]) -> usize {
 fn change_behind_its_back(context: &mut ApiContext<ApiServer>) -> Result<()> {
     context.api.stop();
     context.delete_web("gone", true)?;
-    context.put_web("web", 10, &[Who::Remote])?;
+    context.put_web("web", 10, &[Host::Remote])?;
     context.api.compact();
     Ok(())
 }
@@ -51,9 +51,9 @@ fn change_behind_its_back(context: &mut ApiContext<ApiServer>) -> Result<()> {
 #[test]
 fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
     let context = context("kube-list")?;
-    context.put_web("second", 11, &[Who::Bridged])?;
+    context.put_web("second", 11, &[Host::Bridged])?;
     let agent = context.start_agent()?;
-    context.until_answered(11, Who::Bridged)?;
+    context.until_answered(11, Host::Bridged)?;
     for resource in ["services", "endpointslices", "nodes", "servicecidrs"] {
         let requests = requests(&context, resource);
         let listed = requests.iter().filter(|request| request.is_page()).collect::<Vec<_>>();
@@ -72,8 +72,8 @@ fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
     let again = again.context("a list")?;
     assert_eq!(again.parameter("resourceVersionMatch"), Some("NotOlderThan"), "{again:?}");
     ensure!(again.parameter("resourceVersion").is_some_and(|version| version != "0"));
-    context.put_web("web", 10, &[Who::Remote])?;
-    context.until_answered(10, Who::Remote)
+    context.put_web("web", 10, &[Host::Remote])?;
+    context.until_answered(10, Host::Remote)
 }
 
 /// A connection costs a server more than a watch does, and most of it when all nodes come at once.
@@ -82,7 +82,7 @@ fn all_watches_share_a_connection_where_the_server_speaks_http2() -> Result<()> 
     let context = context("kube-http2")?;
     let firewall = Settings { flags: vec!["--network-policy=on".to_owned()], ..context.settings() };
     let agent = Agent::start(&context.fixture.cluster.world.node, firewall)?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     until_no_error(&agent)?;
     let requests = context.api.requests();
     let watches: Vec<_> = requests.iter().filter(|request| request.is_watch()).collect();
@@ -102,13 +102,13 @@ fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
     let context = context("kube-http1")?;
     context.api.behave(|manners| manners.only_http1 = true);
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     let watches = context.api.requests().into_iter().filter(ReceivedRequest::is_watch);
     let used: Vec<_> = watches.map(|watch| watch.connection).collect();
     let distinct: BTreeSet<_> = used.iter().collect();
     assert_eq!(distinct.len(), used.len(), "a watch for each connection: {used:?}");
-    context.put_web("web", 10, &[Who::Remote])?;
-    context.until_answered(10, Who::Remote)?;
+    context.put_web("web", 10, &[Host::Remote])?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 
@@ -116,13 +116,13 @@ fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
 #[test]
 fn a_page_is_not_taken_for_the_whole_list() -> Result<()> {
     let context = context("kube-page")?;
-    context.put_web("second", 11, &[Who::Bridged])?;
+    context.put_web("second", 11, &[Host::Bridged])?;
     context.api.behave(|manners| manners.page = 1);
     let mut agent = context.spawn_agent()?;
     until_error(&agent, "only a part of the list")?;
     context.api.behave(|manners| manners.page = usize::MAX);
     agent.wait_programmed(6 * STARTING)?;
-    context.until_answered(11, Who::Bridged)?;
+    context.until_answered(11, Host::Bridged)?;
     until_no_error(&agent)
 }
 
@@ -131,15 +131,15 @@ fn a_page_is_not_taken_for_the_whole_list() -> Result<()> {
 fn another_encoding_in_the_middle_is_understood() -> Result<()> {
     let context = context("kube-either")?;
     let agent = context.start_agent()?;
-    for (only_json, who) in [(true, Who::Remote), (false, Who::Bridged), (true, Who::Routed)] {
+    for (only_json, who) in [(true, Host::Remote), (false, Host::Bridged), (true, Host::Routed)] {
         context.api.behave(|manners| manners.only_json = only_json);
         context.api.cut_watches();
         context.put_web("web", 10, &[who])?;
         context.until_answered(10, who)?;
         context.api.expire_watches();
     }
-    context.put_web("web", 10, &[Who::Remote])?;
-    context.until_answered(10, Who::Remote)?;
+    context.put_web("web", 10, &[Host::Remote])?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 
@@ -160,8 +160,8 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
         context
             .api
             .put(&json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": headless }))?;
-        context.put_web("web", 10, &[Who::Remote])?;
-        context.until_answered(10, Who::Remote)?;
+        context.put_web("web", 10, &[Host::Remote])?;
+        context.until_answered(10, Host::Remote)?;
         until_no_error(&agent)?;
         assert_eq!(agent.status()?["services"], served, "the other is nobody's to serve");
         let of_nodes = requests(&context, "nodes");
@@ -185,7 +185,7 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
             .filter(|request| request.is_watch() && !request.is_stream() && request.status == 200);
         watches.filter_map(|request| request.parameter("resourceVersion")?.parse().ok()).collect()
     };
-    for (round, who) in [Who::Remote, Who::Routed, Who::Bridged].into_iter().enumerate() {
+    for (round, who) in [Host::Remote, Host::Routed, Host::Bridged].into_iter().enumerate() {
         let before = node_watches().len();
         context.api.cut_watches();
         context.put_web("web", 10, &[who])?;
@@ -211,19 +211,19 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
 #[test]
 fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
     let mut context = context("kube-old")?;
-    context.put_web("gone", 11, &[Who::Bridged])?;
+    context.put_web("gone", 11, &[Host::Bridged])?;
     let agent = context.start_agent()?;
-    context.until_answered(11, Who::Bridged)?;
+    context.until_answered(11, Host::Bridged)?;
     context.api.expire_watches();
     eventually("services are listed again", BOUND, || {
         Ok(lists(&requests(&context, "services")) > 1)
     })?;
-    context.put_web("web", 10, &[Who::Bridged])?;
-    context.until_answered(10, Who::Bridged)?;
+    context.put_web("web", 10, &[Host::Bridged])?;
+    context.until_answered(10, Host::Bridged)?;
     change_behind_its_back(&mut context)?;
     context.go_on()?;
     context.until_unknown(11)?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 
@@ -232,9 +232,9 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
     for only_json in [true, false] {
         let mut context = context(if only_json { "kube-half-j" } else { "kube-half-p" })?;
         context.api.behave(|manners| manners.only_json = only_json);
-        context.put_web("gone", 11, &[Who::Bridged])?;
+        context.put_web("gone", 11, &[Host::Bridged])?;
         let agent = context.start_agent()?;
-        context.until_answered(11, Who::Bridged)?;
+        context.until_answered(11, Host::Bridged)?;
         change_behind_its_back(&mut context)?;
         // "web" is all there is; half of a list of services or of slices says less than that.
         context.api.behave(|manners| manners.breaks_lists = usize::MAX);
@@ -252,11 +252,11 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
             };
             Ok(of("/services") >= 3 && of("/endpointslices") >= 3)
         })?;
-        context.until_answered(10, Who::Routed)?;
-        context.until_answered(11, Who::Bridged)?;
+        context.until_answered(10, Host::Routed)?;
+        context.until_answered(11, Host::Bridged)?;
         context.api.behave(|manners| manners.breaks_lists = 0);
         context.until_unknown(11)?;
-        context.until_answered(10, Who::Remote)?;
+        context.until_answered(10, Host::Remote)?;
         until_no_error(&agent)?;
     }
     Ok(())
@@ -271,8 +271,8 @@ fn slow_answers_and_events_that_are_none() -> Result<()> {
     });
     let mut agent = context.spawn_agent()?;
     agent.wait_programmed(6 * STARTING)?;
-    context.until_answered(10, Who::Routed)?;
-    for who in [Who::Remote, Who::Bridged, Who::Routed] {
+    context.until_answered(10, Host::Routed)?;
+    for who in [Host::Remote, Host::Bridged, Host::Routed] {
         context.put_web("web", 10, &[who])?;
         context.until_answered(10, who)?;
     }
@@ -295,7 +295,7 @@ fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
     context.api.behave(|manners| manners.silent = Vec::new());
     // Who waits is not answered later: that question is given up after a while.
     context.api.cut_watches();
-    context.until_answered(10, Who::Routed)
+    context.until_answered(10, Host::Routed)
 }
 
 #[test]
@@ -303,13 +303,13 @@ fn service_cidrs_are_no_condition() -> Result<()> {
     let unserved = context("kube-404")?;
     unserved.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
     let agent = unserved.start_agent()?;
-    unserved.until_answered(10, Who::Routed)?;
+    unserved.until_answered(10, Host::Routed)?;
     until_no_error(&agent)?;
     drop(unserved);
     let forbidden = context("kube-403")?;
     forbidden.api.behave(|manners| manners.forbidden = vec!["servicecidrs"]);
     let agent = forbidden.start_agent()?;
-    forbidden.until_answered(10, Who::Routed)?;
+    forbidden.until_answered(10, Host::Routed)?;
     until_error(&agent, "ClusterRole must allow list and watch of ServiceCIDRs")
 }
 
@@ -340,15 +340,15 @@ fn a_token_that_is_replaced_is_read_again() -> Result<()> {
     until_error(&agent, "Unauthorized")?;
     context.api.publish_token("the-second-token")?;
     agent.wait_programmed(6 * STARTING)?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     // The next one, while it runs, and the server knows the old one no more.
     context.api.behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
     context.api.cut_watches();
     until_error(&agent, "Unauthorized")?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     context.api.publish_token("the-third-token\n")?;
-    context.put_web("web", 10, &[Who::Remote])?;
-    context.until_answered(10, Who::Remote)?;
+    context.put_web("web", 10, &[Host::Remote])?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 
@@ -356,15 +356,15 @@ fn a_token_that_is_replaced_is_read_again() -> Result<()> {
 fn another_authority_is_trusted_when_it_is_published() -> Result<()> {
     let mut context = context("kube-ca")?;
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     context.api.stop();
     context.api.change_authority()?;
     context.go_on()?;
-    context.put_web("web", 10, &[Who::Remote])?;
+    context.put_web("web", 10, &[Host::Remote])?;
     until_error(&agent, "certificate")?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     context.api.publish_authority()?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 
@@ -374,7 +374,7 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
     let mut context = context("kube-away")?;
     context.fixture.cluster.wait_as(&json!({ "timeout": "20s", "onTimeout": "fail" }));
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     context.api.stop();
     until_error(&agent, "cannot be reached")?;
     pods_are_programmed(&context, &agent)?;
@@ -392,10 +392,10 @@ fn pods_come_and_go_while_the_api_is_away() -> Result<()> {
         assert_eq!(parts.len(), distinct.len(), "a part is said twice: {error}");
     }
     pods_are_programmed(&context, &agent)?;
-    context.until_answered(10, Who::Routed)?;
-    context.put_web("web", 10, &[Who::Remote])?;
+    context.until_answered(10, Host::Routed)?;
+    context.put_web("web", 10, &[Host::Remote])?;
     context.go_on()?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     until_no_error(&agent)
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::Who;
+use denizen_tests::node::fixture::Host;
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
 use denizen_tests::peers::api::{ApiServer, ReceivedRequest};
 use serde_json::Value;
@@ -67,9 +67,9 @@ fn right(request: &ReceivedRequest) -> Result<GrantedRight> {
 fn the_role_permits_what_is_asked_for_and_nothing_else() -> Result<()> {
     let context = ApiContext::own("rbac")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let _agent = context.start_agent()?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     let following = Following::start(&context)?;
     following.unknown.send_replace([pod_name("web")].into());
     until_all_is_asked_for(&context, &permitted(&documents("kubernetes/rbac.yaml")?)?)

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
@@ -29,7 +29,7 @@ fn context(label: &str) -> Result<ApiContext<ApiServer>> {
     context.fixture.cluster.wait_as(&json!({ "timeout": "2s", "onTimeout": "isolate" }));
     context.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Remote])?;
+    context.put_web("web", 10, &[Host::Remote])?;
     context.api.put(&deny_all())?;
     Ok(context)
 }
@@ -44,7 +44,7 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     let context = context("kube-403-auto")?;
     let cluster = &context.fixture.cluster;
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     let refused =
         |status: &Value| status["networkPolicy"]["refused"] == json!(["network policies"]);
     agent.until("it is refused", BOUND, refused)?;
@@ -104,7 +104,7 @@ fn new_pods_wait_where_the_firewall_was_asked_for() -> Result<()> {
     let flags = vec!["--network-policy=on".to_owned()];
     let settings = Settings { flags, ..context.settings() };
     let agent = Agent::spawn(&cluster.world.node, settings)?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     let pod = cluster.add_pod("late", Wiring::Bridged)?;
     for outcome in served(&pod) {
         assert_eq!(outcome, Outcome::Dropped);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::bench::Memory;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::peers::api::context::{ApiContext, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer, Authority};
@@ -40,11 +40,11 @@ fn as_a_pod(context: &ApiContext<ApiServer>, server: Option<String>) -> Result<S
 fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
     let context = ApiContext::own("kube-cold")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     context.until_unknown(10)?;
     let settings = as_a_pod(&context, Some(context.api.url()))?;
     let agent = Agent::start(&context.fixture.cluster.world.node, settings)?;
-    context.until_answered(10, Who::Routed)?;
+    context.until_answered(10, Host::Routed)?;
     until_no_error(&agent)
 }
 
@@ -108,7 +108,7 @@ fn credentials_that_cannot_be_used_are_named() -> Result<()> {
 fn a_server_that_is_not_who_it_says_is_not_believed() -> Result<()> {
     let context = ApiContext::own("kube-spoof")?;
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Routed])?;
+    context.put_web("web", 10, &[Host::Routed])?;
     let elsewhere = context.fixture.cluster.world.subfolder("elsewhere")?;
     Authority::new()?.write_kubeconfig(&elsewhere, &context.api.url(), "a-token")?;
     let objects = Objects::Kubeconfig(elsewhere.join("kubeconfig"));

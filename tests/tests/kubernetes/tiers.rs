@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use denizen_model::Event;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::pod::Pod;
 use denizen_tests::packets::probe::{Outcome, Probe};
 use denizen_tests::peers::api::context::{ApiContext, BOUND};
@@ -53,9 +53,9 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
     let context: ApiContext<ApiServer> = ApiContext::own("kube-cnp")?;
     context.api.behave(|manners| manners.watches_last = Duration::from_secs(11));
     context.put_node()?;
-    context.put_web("web", 10, &[Who::Remote])?;
+    context.put_web("web", 10, &[Host::Remote])?;
     let agent = context.start_agent()?;
-    context.until_answered(10, Who::Remote)?;
+    context.until_answered(10, Host::Remote)?;
     // A pod whose labels nobody knows would be pending.
     context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
     let pods = [&context.fixture.bridged, &context.fixture.routed];

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::{NODE, OTHER_NODE};
-use denizen_tests::node::fixture::{PORT, Who};
+use denizen_tests::node::fixture::{Host, PORT};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol};
@@ -463,7 +463,7 @@ fn an_empty_selector_with_pod_ranges() -> Result<()> {
             let to = SocketAddr::new(*ip, PORT);
             let outcome = Probe::tcp(to).patience(SHORT).ask_in(&fixture.cluster.world.client);
             ensure!(outcome == Outcome::Dropped, "no pod: {outcome:?}");
-            let explained = fixture.explain(&agent, Who::Remote, to, Protocol::Tcp)?;
+            let explained = fixture.explain(&agent, Host::Remote, to, Protocol::Tcp)?;
             ensure!(format!("{:?}", explained.steps).contains("--pod-ranges"), "{explained:?}");
         }
         ensure!(watched_pods.requests(None).is_empty(), "all pods were asked for");

@@ -28,7 +28,7 @@ use serde_json::Value;
 
 pub use self::listener::{Listener, Newcomer};
 use crate::case::labels;
-use crate::prober::{Answer, Prober, Question};
+use crate::prober::{Answer, ProbedPort, Prober};
 use denizen_tests::node::two_nodes::TwoNodes;
 use denizen_tests::packets::recorder::{PORT, Recorder};
 use denizen_tests::packets::spray::{Spray, Targets};
@@ -186,7 +186,7 @@ impl Newcomers {
         let each: Vec<_> =
             own.iter().flat_map(|address| protocols.map(|kind| (*address, kind))).collect();
         let question =
-            |protocol, to| Question { protocol: Some(protocol), to: SocketAddr::new(to, PORT) };
+            |protocol, to| ProbedPort { protocol: Some(protocol), to: SocketAddr::new(to, PORT) };
         let out = self.peers.iter().flat_map(|peer| {
             let to =
                 each.iter().filter_map(|(own, kind)| Some((peer.pod.address_like(*own)?, kind)));

@@ -22,7 +22,7 @@ use crate::case::{Case, Expected, PROTOCOLS, Step, everything, full};
 use crate::explained::Questions;
 use crate::hosts::{Hosts, PORTS, PodLocation, nine, some};
 use crate::packets::half;
-use crate::prober::{Answer, Prober, Question};
+use crate::prober::{Answer, ProbedPort, Prober};
 use denizen_tests::node::two_nodes::TwoNodes;
 
 /// How a question finds its pod.
@@ -340,7 +340,7 @@ impl Play {
                     Transport::Other => None,
                 };
                 let to = members[probe.to].at(probe.family, probe.via, probe.port());
-                Question { protocol, to }
+                ProbedPort { protocol, to }
             };
             member.prober.ask(probes.into_iter().map(question).collect(), patience)?;
         }

@@ -18,7 +18,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// What a pod is to ask.
 #[derive(Debug, Clone, Copy)]
-pub struct Question {
+pub struct ProbedPort {
     /// `None` for a ping.
     pub protocol: Option<Protocol>,
     /// A ping has no port.
@@ -40,7 +40,7 @@ const FIRST_PORT: u16 = 10_000;
 const PORTS: u16 = 50_000;
 
 /// Questions that are asked at once, and how long each waits for its answer.
-type Batch = (Vec<Question>, Duration);
+type Batch = (Vec<ProbedPort>, Duration);
 
 /// Asks from one pod until it is dropped.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Prober {
 
     /// Asks all of these at once; [`Self::answers`] waits for what comes of it. Answers may take so
     /// long. TCP sends a first packet again after a second.
-    pub fn ask(&self, questions: Vec<Question>, patience: Duration) -> Result<()> {
+    pub fn ask(&self, questions: Vec<ProbedPort>, patience: Duration) -> Result<()> {
         self.batches.send((questions, patience)).context("the prober has ended")
     }
 
@@ -99,7 +99,7 @@ struct Open {
     protocol: Option<Protocol>,
 }
 
-fn ask(questions: &[Question], patience: Duration, ports: &mut Ports) -> io::Result<Vec<Answer>> {
+fn ask(questions: &[ProbedPort], patience: Duration, ports: &mut Ports) -> io::Result<Vec<Answer>> {
     let mut answers = vec![Answer::Silent; questions.len()];
     let mut open = Vec::new();
     let mut chunks = [Chunks::open(Domain::IPV4)?, Chunks::open(Domain::IPV6)?];
@@ -155,7 +155,7 @@ fn wait(open: &[Open], chunks: &[Chunks], left: Duration) -> io::Result<Vec<bool
 }
 
 /// A SYN, a datagram or an echo request on its way.
-fn first_packet(question: Question, ports: &mut Ports) -> io::Result<Socket> {
+fn first_packet(question: ProbedPort, ports: &mut Ports) -> io::Result<Socket> {
     let (kind, protocol) = match (question.protocol, question.to) {
         (Some(Protocol::Tcp), _) => (Type::STREAM, None),
         (Some(Protocol::Udp | Protocol::Sctp), _) => (Type::DGRAM, None),

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::Protocol;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ metricsBindAddress: ''
 fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
     let fixture = Fixture::new("config")?;
     let ports = [Port::tcp("http", 80, PORT)];
-    let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &ports, &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let file = fixture.cluster.run_dir().join("kube-proxy.conf");
     std::fs::write(&file, KUBE_PROXY)?;
@@ -30,8 +30,8 @@ fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
         settings.flags.push(config.clone());
         settings.flags.extend(flag.map(str::to_owned));
         let agent = Agent::start(&fixture.cluster.world.node, settings)?;
-        let outcome = fixture.ask(Who::Routed, to, Protocol::Tcp)?;
-        assert_eq!(fixture.was_masqueraded(Who::Routed, &outcome)?, masqueraded, "{flag:?}");
+        let outcome = fixture.ask(Host::Routed, to, Protocol::Tcp)?;
+        assert_eq!(fixture.was_masqueraded(Host::Routed, &outcome)?, masqueraded, "{flag:?}");
         let log = agent.log();
         let ignored = |field: &str| {
             let mut lines = log.lines();

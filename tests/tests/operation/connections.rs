@@ -10,7 +10,7 @@ use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
 use denizen_tests::kernel::conntrack::tracked;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, every_protocol, service_ips};
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::probe::Protocol;
 use serde_json::Value;
@@ -31,7 +31,7 @@ fn context(label: &str) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     fixture.cluster.world.node.sysctl("net.netfilter.nf_conntrack_timestamp", "1")?;
     let ports: Vec<_> = every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
-    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Bridged])?)?;
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Host::Bridged])?)?;
     let agent = fixture.cluster.start_agent()?;
     Ok((fixture, agent))
 }
@@ -69,22 +69,22 @@ fn listed(fixture: &Fixture) -> Result<BTreeSet<Tuple>> {
 }
 
 /// Who asks what, and what must be said of it: client, service, endpoint, masqueraded or not.
-type ConnectionCase = (Who, SocketAddr, Option<&'static str>, Option<&'static str>, bool);
+type ConnectionCase = (Host, SocketAddr, Option<&'static str>, Option<&'static str>, bool);
 
 fn cases(fixture: &Fixture) -> Result<Vec<ConnectionCase>> {
     let mut cases = Vec::new();
     for like in service_ips(10) {
         let pod = |who| Ok::<_, anyhow::Error>(SocketAddr::new(fixture.address(who, like)?, PORT));
-        let node = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
+        let node = SocketAddr::new(fixture.address(Host::ThisNode, like)?, NODE_PORT);
         let cluster_ip = SocketAddr::new(like, 80);
         let served = Some("default/bridged");
         cases.extend([
-            (Who::Routed, cluster_ip, Some("default/routed"), served, false),
-            (Who::Outside, cluster_ip, None, served, true),
-            (Who::Outside, node, None, served, true),
-            (Who::Bridged, cluster_ip, Some("default/bridged"), served, true),
-            (Who::Routed, pod(Who::Bridged)?, Some("default/routed"), None, false),
-            (Who::Remote, pod(Who::Routed)?, None, None, false),
+            (Host::Routed, cluster_ip, Some("default/routed"), served, false),
+            (Host::Outside, cluster_ip, None, served, true),
+            (Host::Outside, node, None, served, true),
+            (Host::Bridged, cluster_ip, Some("default/bridged"), served, true),
+            (Host::Routed, pod(Host::Bridged)?, Some("default/routed"), None, false),
+            (Host::Remote, pod(Host::Routed)?, None, None, false),
         ]);
     }
     Ok(cases)
@@ -199,7 +199,7 @@ fn connections_are_watched_as_they_begin_and_end() -> Result<()> {
     for like in service_ips(10) {
         let to = SocketAddr::new(like, 80);
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let outcome = fixture.ask(Who::Routed, to, protocol)?;
+            let outcome = fixture.ask(Host::Routed, to, protocol)?;
             ensure!(outcome.endpoint().is_some(), "{outcome:?}");
         }
         let is = |event: &'static str| {

@@ -12,7 +12,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::agent::watch::WatchCommand;
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::http::metric;
@@ -97,13 +97,13 @@ fn counted(node: &Netns) -> Result<CountsByReason> {
 /// Each is dropped or refused; as the pod that may reach nobody.
 fn ask_all(fixture: &Fixture) -> Result<()> {
     for like in service_ips(99) {
-        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
-        let source = fixture.address(Who::Routed, like)?;
+        let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
+        let source = fixture.address(Host::Routed, like)?;
         let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-        assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped, "{pod}");
+        assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped, "{pod}");
         for port in [80, 81] {
             let to = SocketAddr::new(like, port);
-            assert_eq!(fixture.ask(Who::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
+            assert_eq!(fixture.ask(Host::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ fn refused_ingress(node: &Netns) -> Result<u64> {
 fn the_metric_of_drops_is_how_many_packets_were_sent_in_vain() -> Result<()> {
     let (fixture, _agent) = context("drops-metric", &["--network-policy=on"])?;
     let node = &fixture.cluster.world.node;
-    let pod = fixture.place(Who::Routed).0;
+    let pod = fixture.place(Host::Routed).0;
     count_sent(pod)?;
     for _ in 0..2 {
         ask_all(&fixture)?;
@@ -170,7 +170,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     assert_eq!(shown(&fixture, &agent)?, before, "what was counted stays");
     ask_all(&fixture)?;
     for like in service_ips(99) {
-        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
         let shown = |to: SocketAddr, verdict: &str, reason: &str| {
             let is_it = |dropped: &Value| dropped["destination"]["address"] == to.to_string();
             let packet = watching.until(&format!("a packet to {to}"), is_it)?;
@@ -227,7 +227,7 @@ fn relay_tells_what_is_dropped_within_seconds_and_ends() -> Result<()> {
         Ok(found[0])
     };
     for like in service_ips(99) {
-        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
         let dropped = of(REFUSED_BY_POLICY, pod.to_string())?;
         ensure!(dropped["verdict"] == "dropped" && dropped["packets"].as_u64() > Some(0));
         let policy = dropped["policy"].as_str().unwrap_or_default();
@@ -258,9 +258,9 @@ fn the_rule_of_a_cluster_network_policy_is_named() -> Result<()> {
         .until("it is in force", BOUND, |status| status["networkPolicy"]["clusterPolicies"] == 1)?;
     let watching = WatchCommand::start(&fixture.cluster.world.node, &agent, &["drops"])?;
     let pod = SocketAddr::new(fixture.bridged.addresses[0], PORT);
-    let source = fixture.address(Who::Routed, pod.ip())?;
+    let source = fixture.address(Host::Routed, pod.ip())?;
     let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-    assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped);
+    assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped);
     let packet = watching.until("the policy's drop", |packet| packet["verdict"] == "dropped")?;
     assert_eq!(packet["reason"], REFUSED_BY_POLICY, "{packet:#}");
     let named = packet["policy"].as_str().unwrap_or_default();
@@ -341,10 +341,10 @@ fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
     let pod = SocketAddr::new(fixture.bridged.addresses[0], PORT);
     let lonely = SocketAddr::new(service_ips(99)[0], 80);
     let ask = || -> Result<()> {
-        let source = fixture.address(Who::Routed, pod.ip())?;
+        let source = fixture.address(Host::Routed, pod.ip())?;
         let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-        assert_eq!(dropped.ask_in(fixture.place(Who::Routed).0), Outcome::Dropped);
-        let refused = fixture.ask(Who::Routed, lonely, Protocol::Tcp)?;
+        assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped);
+        let refused = fixture.ask(Host::Routed, lonely, Protocol::Tcp)?;
         assert_eq!(refused, Outcome::Refused);
         Ok(())
     };

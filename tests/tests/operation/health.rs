@@ -15,7 +15,7 @@ use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
 use denizen_tests::conf;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::{Cluster, NODE};
-use denizen_tests::node::fixture::{Fixture, PORT as PORT_OF_PODS, Who, is_local, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT as PORT_OF_PODS, is_local, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::Wiring;
@@ -273,7 +273,7 @@ fn probers(fixture: &Fixture) -> Result<[Prober<'_>; 4]> {
 fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     let fixture = Fixture::new("hz-flood")?;
     let http = [Port::tcp("http", 80, PORT_OF_PODS).at_node(30080)];
-    let mut web = fixture.service("web", 10, &http, &[Who::Routed])?;
+    let mut web = fixture.service("web", 10, &http, &[Host::Routed])?;
     web[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     web[0]["spec"]["type"] = "LoadBalancer".into();
     web[0]["spec"]["healthCheckNodePort"] = CHECK.into();

@@ -9,7 +9,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::ruleset::Monitor;
 use denizen_tests::node::cluster::{Cluster, OTHER_NODE};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::{Port, service, slice};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -25,7 +25,7 @@ const BOUND: Duration = Duration::from_secs(5);
 /// Connects as `who` until `now` holds of what came of it.
 fn until(
     fixture: &Fixture,
-    who: Who,
+    who: Host,
     to: SocketAddr,
     now: impl Fn(&Outcome) -> bool,
 ) -> Result<Duration> {
@@ -39,7 +39,7 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
     let fixture = Fixture::new("live-man")?;
     let agent = fixture.cluster.start_agent()?;
     let manifests = &fixture.cluster.manifests;
-    let answers = |who: Who, like| {
+    let answers = |who: Host, like| {
         let address = fixture.address(who, like);
         move |outcome: &Outcome| {
             outcome.endpoint().map(|endpoint| endpoint.ip()) == address.as_ref().ok().copied()
@@ -48,16 +48,16 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
     for ip in service_ips(10) {
         let to = SocketAddr::new(ip, 80);
         // No service yet, or none any more: the families are programmed one after the other.
-        until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?;
+        until(&fixture, Host::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?;
         let mut took = Vec::new();
         manifests.put("web", &fixture.service("web", 10, &HTTP, &[])?)?;
-        took.push(until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Refused)?);
-        for endpoint in [Who::Routed, Who::Remote] {
+        took.push(until(&fixture, Host::Bridged, to, |outcome| *outcome == Outcome::Refused)?);
+        for endpoint in [Host::Routed, Host::Remote] {
             manifests.put("web", &fixture.service("web", 10, &HTTP, &[endpoint])?)?;
-            took.push(until(&fixture, Who::Bridged, to, answers(endpoint, ip))?);
+            took.push(until(&fixture, Host::Bridged, to, answers(endpoint, ip))?);
         }
         manifests.remove("web")?;
-        took.push(until(&fixture, Who::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?);
+        took.push(until(&fixture, Host::Bridged, to, |outcome| *outcome == Outcome::Unreachable)?);
         eprintln!("service, endpoint, another endpoint, nothing again: {took:?}");
     }
     drop(agent);
@@ -68,17 +68,17 @@ fn manifests_take_effect_as_they_change() -> Result<()> {
 fn a_broken_manifest_harms_nothing_else() -> Result<()> {
     let fixture = Fixture::new("live-bad")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Routed])?)?;
     manifests.put_text("broken", "kind: Service\nspec: [this is\n")?;
     let agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    assert!(fixture.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
+    assert!(fixture.ask(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
     assert!(agent.log().contains("broken"), "the broken file is named in the log");
     // A file that breaks later: what it held is gone, what others hold stays and goes on changing.
     manifests.put_text("broken", "{}")?;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
-    let remote = fixture.address(Who::Remote, to.ip())?;
-    until(&fixture, Who::Bridged, to, |outcome| {
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Remote])?)?;
+    let remote = fixture.address(Host::Remote, to.ip())?;
+    until(&fixture, Host::Bridged, to, |outcome| {
         outcome.endpoint().is_some_and(|endpoint| endpoint.ip() == remote)
     })?;
     Ok(())
@@ -131,14 +131,14 @@ fn one_change_is_a_small_transaction() -> Result<()> {
         objects.push(slice(&name, &HTTP, &endpoints));
     }
     manifests.put("many", &objects)?;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Routed])?)?;
     let agent = fixture.cluster.start_agent()?;
     let node = &fixture.cluster.world.node;
     let monitor = Monitor::start(node)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
-    let remote = fixture.address(Who::Remote, to.ip())?;
-    let took = until(&fixture, Who::Bridged, to, |outcome| {
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Remote])?)?;
+    let remote = fixture.address(Host::Remote, to.ip())?;
+    let took = until(&fixture, Host::Bridged, to, |outcome| {
         outcome.endpoint().is_some_and(|endpoint| endpoint.ip() == remote)
     })?;
     let changes = settled(&monitor, node)?;

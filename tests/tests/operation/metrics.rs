@@ -7,7 +7,7 @@ use denizen_tests::cases::counted_connections;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::Cluster;
 use denizen_tests::node::cni::POD_INTERFACE;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
@@ -52,7 +52,7 @@ fn services_and_syncs_are_counted() -> Result<()> {
     until(node, "denizen_local_pods", |pods| pods == 2.0)?;
     let before = scrape(node)?;
     let manifests = &fixture.cluster.manifests;
-    let mut web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
+    let mut web = fixture.service("web", 10, &HTTP, &[Host::Remote])?;
     web[0]["spec"]["internalTrafficPolicy"] = "Local".into();
     manifests.put("web", &web)?;
     until(node, "denizen_services", |services| services == 1.0)?;
@@ -88,7 +88,7 @@ fn services_and_syncs_are_counted() -> Result<()> {
     assert_eq!(value(&after, "denizen_problems")?, 0.0);
     assert_eq!(value(&after, &elements("local-pods"))?, 2.0);
     assert_eq!(value(&after, &elements("services"))?, 1.0);
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote, Who::Routed])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Remote, Host::Routed])?)?;
     until(node, &elements("endpoints"), |endpoints| endpoints == 2.0)?;
     until(node, no_local, |services| services == 0.0)?;
     manifests.remove("web")?;
@@ -113,7 +113,7 @@ fn what_services_rules_refuse_is_counted() -> Result<()> {
         let no_endpoints = series("no_endpoints");
         until(node, &no_endpoints, |packets| packets == 0.0)?;
         for lonely in service_ips(99) {
-            let refused = fixture.ask(Who::Routed, (lonely, 80).into(), Protocol::Tcp)?;
+            let refused = fixture.ask(Host::Routed, (lonely, 80).into(), Protocol::Tcp)?;
             assert_eq!(refused, Outcome::Refused, "{label} {lonely}");
         }
         until(node, &no_endpoints, |packets| packets >= 2.0)?;
@@ -121,17 +121,17 @@ fn what_services_rules_refuse_is_counted() -> Result<()> {
         assert_eq!(value(&text, &series("source_ranges"))?, 0.0);
         if counts_unused_ports {
             let [unused, _] = service_ips(99);
-            let refused = fixture.ask(Who::Routed, (unused, 81).into(), Protocol::Tcp)?;
+            let refused = fixture.ask(Host::Routed, (unused, 81).into(), Protocol::Tcp)?;
             assert_eq!(refused, Outcome::Refused);
             until(node, &series("unused_port"), |packets| packets >= 1.0)?;
         }
         // What was counted stays when the rule goes.
         let before = value(&scrape(node)?, &no_endpoints)?;
-        let web = fixture.service("lonely", 99, &HTTP, &[Who::Remote])?;
+        let web = fixture.service("lonely", 99, &HTTP, &[Host::Remote])?;
         manifests.put("lonely", &web)?;
         eventually("the service is served", BOUND, || {
             let answer =
-                fixture.ask(Who::Routed, (service_ips(99)[0], 80).into(), Protocol::Tcp)?;
+                fixture.ask(Host::Routed, (service_ips(99)[0], 80).into(), Protocol::Tcp)?;
             Ok(answer.endpoint().is_some())
         })?;
         assert!(value(&scrape(node)?, &no_endpoints)? >= before, "{label}");
@@ -153,7 +153,7 @@ fn invalid_packets_that_iptables_drops_are_counted() -> Result<()> {
     let pod = &fixture.routed;
     let from = frame::mac_of(&pod.netns, POD_INTERFACE)?;
     let to = frame::mac_of(node, pod.host_interface())?;
-    let remote = fixture.address(Who::Remote, pod.addresses[0])?;
+    let remote = fixture.address(Host::Remote, pod.addresses[0])?;
     // It belongs to no connection, and begins none.
     let mut reset = [0; 20];
     (reset[12], reset[13]) = (5 << 4, RST);
@@ -250,7 +250,7 @@ fn policies_and_the_time_that_they_took_are_counted() -> Result<()> {
     // Nothing that decides about packets, and something that is no policy.
     wrong["metadata"]["labels"] = json!({ "some": "label" });
     manifests.put("wrong", &[wrong])?;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Remote])?)?;
     until(node, "denizen_services", |services| services == 1.0)?;
     assert_eq!(value(&scrape(node)?, took)?, 2.0);
     manifests.remove("policies")?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::conf::{documents, text};
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::fixture::{Fixture, Host, PORT};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
@@ -20,7 +20,7 @@ const PREFIXES: [&str; 3] = ["denizen_", "kubeproxy_", "process_"];
 fn exposed() -> Result<BTreeSet<String>> {
     let fixture = Fixture::new("monitoring")?;
     let ports = [Port::tcp("http", 80, PORT)];
-    let web = fixture.service("web", 10, &ports, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &ports, &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let _agent = fixture.cluster.start_agent()?;
     let reply = fetch(&fixture.cluster.world.node, &url(ip("127.0.0.1"), 10249, "/metrics"), &[])?;

@@ -20,7 +20,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::kernel::ruleset::{self, Monitor};
 use denizen_tests::node::cni;
-use denizen_tests::node::fixture::{Fixture, Who, is_local, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, is_local, service_ips};
 use denizen_tests::node::netns::{Netns, checked, folder};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::oracle::flows::table::Backend;
@@ -208,7 +208,7 @@ fn take_over(label: &str, backend: Backend) -> Result<()> {
     let (mut agent, theirs) = releases.start(other)?;
     let our_plugin = cni::denizen();
     let other_plugin = binary::previous("denizen").unwrap_or_else(cni::denizen);
-    let from = fixture.place(Who::Bridged).0;
+    let from = fixture.place(Host::Bridged).0;
     let echo = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
     let mut streams =
         echo.map(|to| LongConnection::open(from, to)).into_iter().collect::<Result<Vec<_>>>()?;

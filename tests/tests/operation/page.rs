@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::eventually::observed;
 use denizen_tests::node::cluster::Cluster;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::world::ip;
@@ -94,11 +94,11 @@ fn furnish(fixture: &Fixture) -> Result<()> {
     let manifests = &fixture.cluster.manifests;
     manifests.put(
         "web",
-        &fixture.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?,
+        &fixture.service("web", 10, &HTTP, &[Host::Bridged, Host::Routed, Host::Remote])?,
     )?;
     manifests.put("lonely", &fixture.service("lonely", 20, &HTTP, &[])?)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let mut shop = fixture.service("shop", 30, &ports, &[Who::Remote])?;
+    let mut shop = fixture.service("shop", 30, &ports, &[Host::Remote])?;
     shop[0]["spec"]["type"] = "LoadBalancer".into();
     shop[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     shop[0]["spec"]["healthCheckNodePort"] = 32100.into();
@@ -130,7 +130,7 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
     until(node, "/", "lonely")?;
     until(node, "/", "ingress isolated")?;
     let lonely = SocketAddr::new(service_ips(20)[0], 80);
-    assert_eq!(fixture.ask(Who::Routed, lonely, Protocol::Tcp)?, Outcome::Refused);
+    assert_eq!(fixture.ask(Host::Routed, lonely, Protocol::Tcp)?, Outcome::Refused);
     let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
     let seen = browse(&fixture, &asked, None)?;
@@ -153,7 +153,7 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
         "egress open",
         "default/only-clients",
         &fixture.bridged.addresses[0].to_string(),
-        &fixture.address(Who::Remote, ip("10.0.0.1"))?.to_string(),
+        &fixture.address(Host::Remote, ip("10.0.0.1"))?.to_string(),
     ] {
         assert!(seen.contains(part), "{part} in {seen}");
     }
@@ -178,10 +178,10 @@ fn connections_are_counted_for_those_who_ask() -> Result<()> {
     let node = &fixture.cluster.world.node;
     node.sysctl("net.netfilter.nf_conntrack_timestamp", "1")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Bridged])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Bridged])?)?;
     let _agent = fixture.cluster.start_agent()?;
     until(node, "/", "default/web")?;
-    for who in [Who::Routed, Who::Outside, Who::Outside] {
+    for who in [Host::Routed, Host::Outside, Host::Outside] {
         let outcome = fixture.ask(who, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
         anyhow::ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }

@@ -14,7 +14,7 @@ use denizen_tests::cases::refused_flows::{
 };
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset;
-use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyRule, PolicyWorld};
 use serde_json::Value;
@@ -65,8 +65,8 @@ fn flows_are_named_that_nobody_watched_with_ipvs() -> Result<()> {
 fn relay_names_the_flows_of_most_packets() -> Result<()> {
     let (fixture, agent) = context("refused-relay", &[])?;
     let node = &fixture.cluster.world.node;
-    let to = fixture.address(Who::Bridged, service_ips(1)[0])?;
-    fixture.place(Who::Routed).0.run(move || -> Result<()> {
+    let to = fixture.address(Host::Bridged, service_ips(1)[0])?;
+    fixture.place(Host::Routed).0.run(move || -> Result<()> {
         // An echo request, with its checksum.
         let echo = [8, 0, 0xf7, 0xfe, 0, 0, 0, 1];
         let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::ICMPV4))?;

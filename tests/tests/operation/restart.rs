@@ -10,7 +10,7 @@ use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{self, Monitor};
 use denizen_tests::node::cluster::Cluster;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, every_way, service_ips};
 use denizen_tests::node::manifest::service;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::load::Load;
@@ -28,14 +28,14 @@ fn fixture(label: &str) -> Result<Fixture> {
 }
 
 /// A connection through the echo service that must outlive every restart.
-fn long_lived(fixture: &Fixture, who: Who) -> Result<LongConnection> {
+fn long_lived(fixture: &Fixture, who: Host) -> Result<LongConnection> {
     LongConnection::open(fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
 }
 
 fn load(fixture: &Fixture) -> Result<Load> {
     let mut load = long_connection::load(fixture)?;
     let refused = every_way(12).filter(|(_, protocol)| *protocol == Protocol::Tcp).collect();
-    load.client(fixture.place(Who::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
+    load.client(fixture.place(Host::Bridged).0, refused, |outcome| *outcome == Outcome::Refused)?;
     Ok(load)
 }
 
@@ -45,7 +45,7 @@ fn sigterm_leaves_the_rules_and_a_restart_changes_none() -> Result<()> {
     let agent = fixture.cluster.start_agent()?;
     let node = &fixture.cluster.world.node;
     let before = ruleset::dump(node)?;
-    let mut streams = [long_lived(&fixture, Who::Bridged)?, long_lived(&fixture, Who::Outside)?];
+    let mut streams = [long_lived(&fixture, Host::Bridged)?, long_lived(&fixture, Host::Outside)?];
     let load = load(&fixture)?;
     let monitor = Monitor::start(node)?;
     let status = agent.terminate()?;
@@ -72,7 +72,7 @@ fn crashes_under_load_harm_no_connection() -> Result<()> {
     let node = &fixture.cluster.world.node;
     let fresh = fixture.cluster.start_agent()?;
     let expected = ruleset::dump(node)?;
-    let mut streams = [long_lived(&fixture, Who::Bridged)?, long_lived(&fixture, Who::Outside)?];
+    let mut streams = [long_lived(&fixture, Host::Bridged)?, long_lived(&fixture, Host::Outside)?];
     let load = load(&fixture)?;
     fresh.kill()?;
     let rounds = test_length::times(50, 8);
@@ -127,7 +127,7 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     eprintln!("{error:#}");
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert!(
-        fixture.ask(Who::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
+        fixture.ask(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
         "the first one is unharmed"
     );
     Ok(())

@@ -7,7 +7,7 @@ use denizen_tests::agent::trace::{TraceCommand, TraceReport};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -30,21 +30,21 @@ fn to_web() -> SocketAddr {
 fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     let ports = [Port::tcp("http", 80, PORT)];
-    let web = fixture.service("web", 10, &ports, &[Who::Routed])?;
+    let web = fixture.service("web", 10, &ports, &[Host::Routed])?;
     fixture.cluster.manifests.put("services", &web)?;
     let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
     Ok((fixture, agent))
 }
 
 /// Follows the next packet of `who` to the service.
-fn follow(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(TraceCommand, std::net::IpAddr)> {
+fn follow(fixture: &Fixture, agent: &Agent, who: Host) -> Result<(TraceCommand, std::net::IpAddr)> {
     let source = fixture.address(who, to_web().ip())?;
     let (from, to) = (source.to_string(), to_web().to_string());
     let arguments = ["--from", &from, "--to", &to];
     Ok((TraceCommand::start(&fixture.cluster.world.node, agent, &arguments)?, source))
 }
 
-fn traced(fixture: &Fixture, agent: &Agent, who: Who) -> Result<(TraceReport, Outcome)> {
+fn traced(fixture: &Fixture, agent: &Agent, who: Host) -> Result<(TraceReport, Outcome)> {
     let (tracing, source) = follow(fixture, agent, who)?;
     let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
     let outcome = probe.ask_in(fixture.place(who).0);
@@ -59,16 +59,16 @@ fn tables(fixture: &Fixture) -> Result<String> {
 fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
     let (fixture, agent) = context("trace-only", &[])?;
     let before = tables(&fixture)?;
-    let (tracing, source) = follow(&fixture, &agent, Who::Outside)?;
+    let (tracing, source) = follow(&fixture, &agent, Host::Outside)?;
     ensure!(tables(&fixture)?.contains("denizen-trace-"), "no table");
     // Others' packets to the same service, and the same host's to another port.
-    for who in [Who::Remote, Who::Bridged, Who::ThisNode] {
+    for who in [Host::Remote, Host::Bridged, Host::ThisNode] {
         let outcome = fixture.ask(who, to_web(), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     let elsewhere = Probe::tcp(SocketAddr::new(to_web().ip(), 81)).from(source);
-    elsewhere.ask_in(fixture.place(Who::Outside).0);
-    Probe::tcp(to_web()).from(source).ask_in(fixture.place(Who::Outside).0);
+    elsewhere.ask_in(fixture.place(Host::Outside).0);
+    Probe::tcp(to_web()).from(source).ask_in(fixture.place(Host::Outside).0);
     let traced = tracing.end()?;
     traced.ensure_as_predicted()?;
     let [packet] = traced.packets() else { anyhow::bail!("{:#}", traced.0) };
@@ -80,7 +80,7 @@ fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
         "{packet:#}"
     );
     assert_eq!(tables(&fixture)?, before);
-    let (tracing, _) = follow(&fixture, &agent, Who::Outside)?;
+    let (tracing, _) = follow(&fixture, &agent, Host::Outside)?;
     tracing.kill()?;
     assert_eq!(tables(&fixture)?, before, "after SIGKILL");
     Ok(())
@@ -89,7 +89,7 @@ fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
 #[test]
 fn names_stand_for_addresses_and_are_shown() -> Result<()> {
     let (fixture, agent) = context("trace-names", &[])?;
-    for (who, pod) in [(Who::Bridged, "bridged"), (Who::Routed, "routed")] {
+    for (who, pod) in [(Host::Bridged, "bridged"), (Host::Routed, "routed")] {
         let from = format!("default/{pod}");
         let arguments = ["--from", &from, "--to", "default/web:http"];
         let tracing = TraceCommand::start(&fixture.cluster.world.node, &agent, &arguments)?;
@@ -104,7 +104,7 @@ fn names_stand_for_addresses_and_are_shown() -> Result<()> {
         ensure!(output == fixture.routed.input_interface, "{packet:#}");
         // What the bridge's tables do comes first.
         let first = packet["hooks"][0]["hook"] == "bridge prerouting";
-        ensure!(first == (who == Who::Bridged), "{packet:#}");
+        ensure!(first == (who == Host::Bridged), "{packet:#}");
     }
     Ok(())
 }
@@ -138,7 +138,7 @@ fn who_drops_a_packet_is_named() -> Result<()> {
         for (program, arguments, words) in OTHERS {
             let (fixture, agent) = context_of("trace-drop", backend)?;
             fixture.cluster.world.node.output(program, arguments)?;
-            let (traced, outcome) = traced(&fixture, &agent, Who::Outside)?;
+            let (traced, outcome) = traced(&fixture, &agent, Host::Outside)?;
             assert_eq!(outcome, Outcome::Dropped);
             let packet = &traced.packets()[0];
             let [difference] = &traced.differences()[..] else { anyhow::bail!("{packet:#}") };
@@ -152,7 +152,7 @@ fn who_drops_a_packet_is_named() -> Result<()> {
 }
 
 /// The reasons of the rules that each followed packet of `who` matched.
-fn reasons(fixture: &Fixture, agent: &Agent, who: Who) -> Result<Vec<Vec<String>>> {
+fn reasons(fixture: &Fixture, agent: &Agent, who: Host) -> Result<Vec<Vec<String>>> {
     const PACKETS: usize = 24;
     let (from, to) = (fixture.address(who, to_web().ip())?.to_string(), to_web().to_string());
     let count = PACKETS.to_string();
@@ -180,11 +180,11 @@ fn reasons_are_true_of_the_packets_that_match_their_rules() -> Result<()> {
     for backend in TRACED {
         let (fixture, agent) = context_of("trace-reasons", backend)?;
         let ports = [Port::tcp("http", 80, PORT)];
-        let everybody = [Who::Bridged, Who::Routed, Who::Remote];
+        let everybody = [Host::Bridged, Host::Routed, Host::Remote];
         let web = fixture.service("web", 10, &ports, &everybody)?;
         fixture.cluster.manifests.put("services", &web)?;
         agent.until("endpoints", BOUND, |status| status["endpoints"] == 3)?;
-        for (who, is_pod) in [(Who::Bridged, true), (Who::Routed, true), (Who::Outside, false)] {
+        for (who, is_pod) in [(Host::Bridged, true), (Host::Routed, true), (Host::Outside, false)] {
             let all = reasons(&fixture, &agent, who)?;
             for reasons in &all {
                 let printed = |part: &str| reasons.iter().any(|reason| reason.contains(part));
@@ -205,33 +205,33 @@ fn reasons_are_true_of_the_packets_that_match_their_rules() -> Result<()> {
 }
 
 /// What falsifies a plan in the kernel, whose packets differ then, and how.
-const FALSIFIED: [(Backend, &str, &[&str], Who, &str); 4] = [
+const FALSIFIED: [(Backend, &str, &[&str], Host, &str); 4] = [
     (
         Backend::Nftables,
         "nft",
         &["flush map ip denizen services"],
-        Who::Routed,
+        Host::Routed,
         "it should be forwarded, and was refused by table ip denizen",
     ),
     (
         Backend::Nftables,
         "nft",
         &["flush chain ip denizen postrouting"],
-        Who::Outside,
+        Host::Outside,
         "its source should become the node's address",
     ),
     (
         Backend::IptablesNft,
         "iptables-nft",
         &["-t", "nat", "-F", "KUBE-SERVICES"],
-        Who::Routed,
+        Host::Routed,
         "it should go to",
     ),
     (
         Backend::IptablesNft,
         "iptables-nft",
         &["-t", "nat", "-F", "KUBE-POSTROUTING"],
-        Who::Outside,
+        Host::Outside,
         "its source should become the node's address",
     ),
 ];
@@ -274,7 +274,7 @@ fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
         PolicyWorld { policies: vec![policy.ingress([friends])], ..PolicyWorld::default() };
     let change = || manifests.put("policies", &policies.manifests());
     programmed(&agent, change, || {})?;
-    let (traced, outcome) = traced(&fixture, &agent, Who::Bridged)?;
+    let (traced, outcome) = traced(&fixture, &agent, Host::Bridged)?;
     assert_eq!(outcome, Outcome::Dropped);
     traced.ensure_as_predicted()?;
     let packet = &traced.packets()[0];
@@ -288,9 +288,9 @@ fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
     manifests.put("pods", &fixture.pod_objects("friend", "web"))?;
     eventually("it may", BOUND, || {
         let probe = Probe::tcp(to_web()).patience(SILENCE);
-        Ok(probe.ask_in(fixture.place(Who::Bridged).0).endpoint().is_some())
+        Ok(probe.ask_in(fixture.place(Host::Bridged).0).endpoint().is_some())
     })?;
-    let (traced, outcome) = self::traced(&fixture, &agent, Who::Bridged)?;
+    let (traced, outcome) = self::traced(&fixture, &agent, Host::Bridged)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     traced.ensure_as_predicted()
 }
@@ -298,17 +298,17 @@ fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
 #[test]
 fn a_packet_that_goes_elsewhere_differs() -> Result<()> {
     let (fixture, agent) = context("trace-differs", &[])?;
-    let elsewhere = fixture.address(Who::Remote, to_web().ip())?;
+    let elsewhere = fixture.address(Host::Remote, to_web().ip())?;
     fixture.cluster.world.node.nft(&format!(
         "table ip thief {{ chain steal {{ type nat hook prerouting priority -150; \
          ip daddr {} tcp dport 80 dnat to {elsewhere}:{PORT}; }}; }}",
         to_web().ip()
     ))?;
-    let (traced, outcome) = traced(&fixture, &agent, Who::Routed)?;
+    let (traced, outcome) = traced(&fixture, &agent, Host::Routed)?;
     assert_eq!(outcome.endpoint(), Some(SocketAddr::new(elsewhere, PORT)));
     let packet = &traced.packets()[0];
     let differences = traced.differences();
-    let endpoint = SocketAddr::new(fixture.address(Who::Routed, elsewhere)?, PORT);
+    let endpoint = SocketAddr::new(fixture.address(Host::Routed, elsewhere)?, PORT);
     let expected = format!("should go to {endpoint}, and went to {elsewhere}:{PORT}");
     ensure!(
         differences.iter().any(|difference| difference.contains(&expected)),
@@ -358,7 +358,7 @@ fn explain_says_of_a_pod_that_does_not_exist_that_it_does_not() -> Result<()> {
 fn rules_outside_nf_tables_are_refused_with_the_reason() -> Result<()> {
     let flags = ["--backend=iptables", "--iptables-variant=legacy"];
     let (fixture, agent) = context("trace-legacy", &flags)?;
-    let refused = follow(&fixture, &agent, Who::Outside).err().context("it was followed")?;
+    let refused = follow(&fixture, &agent, Host::Outside).err().context("it was followed")?;
     ensure!(refused.to_string().contains("tables of ip_tables"), "{refused:#}");
     Ok(())
 }

@@ -15,7 +15,7 @@ use denizen_tests::agent::{Agent, CNI_CACHE, Settings};
 use denizen_tests::binary;
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::cluster::Cluster;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, is_local, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, is_local, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::Wiring;
@@ -40,7 +40,7 @@ fn cleanup(node: &Netns) -> Result<Output> {
 fn cleanup_refuses_while_an_agent_runs() -> Result<()> {
     let fixture = Fixture::new("upgrade-clean")?;
     let node = &fixture.cluster.world.node;
-    let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &HTTP, &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let agent = fixture.cluster.start_agent()?;
     let before = node.output("nft", &["list", "tables"])?;
@@ -216,7 +216,7 @@ fn a_file_of_a_newer_version_is_left_alone_and_named() -> Result<()> {
 fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
     let fixture = Fixture::new("upgrade-rules")?;
     let node = &fixture.cluster.world.node;
-    let web = fixture.service("web", 10, &HTTP, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &HTTP, &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     fixture.cluster.start_agent()?.terminate()?;
     let wanted = ruleset::dump(node)?;
@@ -238,7 +238,7 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
     ensure!(ruleset::dump(node)? != wanted, "that changed the rules");
     let agent = fixture.cluster.start_agent()?;
     assert_eq!(ruleset::dump(node)?, wanted);
-    for who in [Who::Bridged, Who::Outside] {
+    for who in [Host::Bridged, Host::Outside] {
         let to = SocketAddr::new(service_ips(10)[0], 80);
         let outcome = fixture.ask(who, to, Protocol::Tcp)?;
         assert!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");

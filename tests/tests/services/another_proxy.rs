@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::{STARTING, programmed};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{EVERYONE, Fixture, Host, PORT, service_ips};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ fn with_range(services: impl IntoIterator<Item = Value>) -> Vec<Value> {
 }
 
 fn foreign(fixture: &Fixture) -> Result<Vec<Value>> {
-    let mut objects = fixture.service("foreign", FOREIGN, &HTTP, &[Who::Remote])?;
+    let mut objects = fixture.service("foreign", FOREIGN, &HTTP, &[Host::Remote])?;
     for object in &mut objects {
         object["metadata"]["labels"]["service.kubernetes.io/service-proxy-name"] = "another".into();
     }
@@ -38,7 +38,7 @@ fn foreign(fixture: &Fixture) -> Result<Vec<Value>> {
 /// The other proxy's rules, at the priority of most. Answers come back through the node.
 fn translate(fixture: &Fixture) -> Result<()> {
     for (family, service) in ["ip", "ip6"].into_iter().zip(service_ips(FOREIGN)) {
-        let endpoint = SocketAddr::new(fixture.address(Who::Remote, service)?, PORT);
+        let endpoint = SocketAddr::new(fixture.address(Host::Remote, service)?, PORT);
         fixture.cluster.world.node.nft(&format!(
             "table {family} another {{
                 chain translate {{
@@ -62,7 +62,7 @@ fn translate(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn ask(fixture: &Fixture, who: Who, to: SocketAddr) -> Result<Outcome> {
+fn ask(fixture: &Fixture, who: Host, to: SocketAddr) -> Result<Outcome> {
     let probe = Probe::tcp(to).from(fixture.address(who, to.ip())?).patience(SILENCE);
     Ok(probe.ask_in(fixture.place(who).0))
 }
@@ -86,7 +86,7 @@ fn what_another_proxy_translates_passes_and_what_nobody_translates_is_dropped() 
     translate(fixture)?;
     for (who, to) in all(at(FOREIGN, 80)) {
         let endpoint = ask(fixture, who, to)?.endpoint();
-        let remote = SocketAddr::new(fixture.address(Who::Remote, to.ip())?, PORT);
+        let remote = SocketAddr::new(fixture.address(Host::Remote, to.ip())?, PORT);
         ensure!(endpoint == Some(remote), "{who:?} to {to}: {endpoint:?}");
     }
     is_dropped(UNALLOCATED)?;
@@ -97,7 +97,7 @@ fn what_another_proxy_translates_passes_and_what_nobody_translates_is_dropped() 
         ensure!(text.contains("default/foreign") && text.contains("another"), "{text}");
         ensure!(!text.contains("no service has"), "{text}");
     }
-    let output = fixture.explain(agent, Who::Outside, at(UNALLOCATED, 80)[0], Protocol::Tcp)?;
+    let output = fixture.explain(agent, Host::Outside, at(UNALLOCATED, 80)[0], Protocol::Tcp)?;
     ensure!(output.verdict == "drop", "{output:?}");
     Ok(())
 }
@@ -108,15 +108,15 @@ fn a_service_is_given_to_another_proxy_and_comes_back() -> Result<()> {
     let context = AgentContext::new("another-give", &[], foreign)?;
     let (fixture, agent) = (&context.fixture, &context.agent);
     let [to, _] = at(FOREIGN, 80);
-    let ours = with_range(fixture.service("foreign", FOREIGN, &HTTP, &[Who::Remote])?);
+    let ours = with_range(fixture.service("foreign", FOREIGN, &HTTP, &[Host::Remote])?);
     for (objects, verdict) in [(ours, "forward"), (foreign(fixture)?, "foreign")] {
         let change = || fixture.cluster.manifests.put("services", &objects);
         programmed(agent, change, || ())?;
         eventually(verdict, STARTING, || {
-            let output = fixture.explain(agent, Who::Outside, to, Protocol::Tcp)?;
+            let output = fixture.explain(agent, Host::Outside, to, Protocol::Tcp)?;
             Ok(output.verdict == verdict)
         })?;
-        let outcome = ask(fixture, Who::Outside, to)?;
+        let outcome = ask(fixture, Host::Outside, to)?;
         ensure!(outcome.endpoint().is_some() == (verdict == "forward"), "{outcome:?}");
     }
     Ok(())
@@ -137,7 +137,7 @@ fn an_attempt_to_an_address_without_a_service_succeeds_once_it_has_one() -> Resu
     }
     // Long enough for the first SYN to be dropped, and less than until the next.
     std::thread::sleep(SILENCE);
-    context.becomes(&with_range(fixture.service("web", UNALLOCATED, &HTTP, &[Who::Remote])?))?;
+    context.becomes(&with_range(fixture.service("web", UNALLOCATED, &HTTP, &[Host::Remote])?))?;
     for (who, probe, socket) in attempts {
         let outcome = probe.end(socket);
         ensure!(outcome.endpoint().is_some(), "{who:?} to {}: {outcome:?}", probe.to);

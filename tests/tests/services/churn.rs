@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::cluster::{OTHER_NODE, serve};
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::fixture::{Fixture, Host, PORT};
 use denizen_tests::node::manifest::{Port, service, slice};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::load::Load;
@@ -57,7 +57,7 @@ fn no_lookup_misses_across_a_commit() -> Result<()> {
     let agent = fixture.cluster.start_agent()?;
     world.forget_quickly()?;
     let [mut over_tcp, mut over_udp] = [(); 2].map(|()| Load::with_pause(Duration::ZERO));
-    for who in [Who::Bridged, Who::Routed, Who::Outside, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Routed, Host::Outside, Host::ThisNode] {
         for (load, protocol) in [(&mut over_tcp, Protocol::Tcp), (&mut over_udp, Protocol::Udp)] {
             let at = |number| (SocketAddr::new(address(number), 80), protocol);
             load.client(fixture.place(who).0, (0..SERVICES).map(at).collect(), |outcome| {

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, every_way, service_ips,
+    EVERYONE, Fixture, Host, PORT, PROTOCOLS, every_protocol, every_way, service_ips,
 };
 use denizen_tests::packets::probe::{Outcome, Probe};
 
 use crate::context::{AgentContext, at, by};
 
-const SERVERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
+const SERVERS: [Host; 3] = [Host::Bridged, Host::Routed, Host::Remote];
 
 #[test]
 fn everybody_reaches_every_endpoint() -> Result<()> {
@@ -64,7 +64,7 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         for ip in service_ips(20) {
-            let outcome = fixture.ask(Who::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
+            let outcome = fixture.ask(Host::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
             let endpoint = outcome.endpoint().map(|endpoint| endpoint.ip());
             assert_eq!(
                 endpoint,
@@ -86,8 +86,8 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
         .put("web", &fixture.service("web", 10, &every_protocol(), &SERVERS)?)?;
     let agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let remote = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
-        for who in [Who::Bridged, Who::Routed] {
+        let remote = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
+        for who in [Host::Bridged, Host::Routed] {
             let outcome = fixture.ask(who, remote, PROTOCOLS[0])?;
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
             ensure!(!fixture.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
@@ -126,7 +126,7 @@ fn protocols_of_one_port_number_are_apart() -> Result<()> {
     })?;
     for to in at(10, 80) {
         for (protocol, member) in PROTOCOLS.into_iter().zip(SERVERS) {
-            assert_eq!(context.fate(Who::Outside, to, protocol)?, by([member]), "{protocol}");
+            assert_eq!(context.fate(Host::Outside, to, protocol)?, by([member]), "{protocol}");
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::{KeptFlow, Tracked, insert};
 use denizen_tests::node::cluster::{NODE, serve};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
@@ -61,7 +61,7 @@ impl ConntrackContext {
         Ok(agent)
     }
 
-    fn endpoints_are(&self, members: &[Who]) -> Result<()> {
+    fn endpoints_are(&self, members: &[Host]) -> Result<()> {
         let service = self.fixture.service("dns", 10, &PORTS, members)?;
         self.fixture.cluster.manifests.put("dns", &service)
     }
@@ -72,11 +72,11 @@ impl ConntrackContext {
         let mut flows = Vec::new();
         for protocol in [Protocol::Udp, Protocol::Sctp] {
             for cluster_ip in service_ips(10) {
-                let node = self.fixture.address(Who::ThisNode, cluster_ip)?;
+                let node = self.fixture.address(Host::ThisNode, cluster_ip)?;
                 for (who, to) in [
-                    (Who::Bridged, SocketAddr::new(cluster_ip, 53)),
-                    (Who::Outside, SocketAddr::new(cluster_ip, 53)),
-                    (Who::Outside, SocketAddr::new(node, NODE_PORT)),
+                    (Host::Bridged, SocketAddr::new(cluster_ip, 53)),
+                    (Host::Outside, SocketAddr::new(cluster_ip, 53)),
+                    (Host::Outside, SocketAddr::new(node, NODE_PORT)),
                 ] {
                     let source = self.fixture.address(who, cluster_ip)?;
                     flows.push(KeptFlow::open(self.fixture.place(who).0, protocol, source, to)?);
@@ -86,13 +86,13 @@ impl ConntrackContext {
         Ok(flows)
     }
 
-    fn is(&self, outcome: &Outcome, who: Who) -> bool {
+    fn is(&self, outcome: &Outcome, who: Host) -> bool {
         outcome.endpoint().is_some_and(|endpoint| {
             self.fixture.address(who, endpoint.ip()).is_ok_and(|ip| ip == endpoint.ip())
         })
     }
 
-    fn all_are_answered_by(&self, flows: &[KeptFlow], who: Who) -> Result<()> {
+    fn all_are_answered_by(&self, flows: &[KeptFlow], who: Host) -> Result<()> {
         for flow in flows {
             let outcome = flow.ask();
             ensure!(self.is(&outcome, who), "{flow:?}: not {who:?}, but {outcome:?}");
@@ -111,11 +111,11 @@ impl ConntrackContext {
 #[test]
 fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
     let context = ConntrackContext::new("ct-replace")?;
-    context.endpoints_are(&[Who::Routed])?;
+    context.endpoints_are(&[Host::Routed])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
-    context.all_are_answered_by(&flows, Who::Routed)?;
-    for who in [Who::Remote, Who::Routed] {
+    context.all_are_answered_by(&flows, Host::Routed)?;
+    for who in [Host::Remote, Host::Routed] {
         let asked = || flows.iter().for_each(|flow| drop(flow.ask()));
         let status = programmed(&agent, || context.endpoints_are(&[who]), asked)?;
         for _ in 0..5 {
@@ -134,17 +134,17 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
 #[test]
 fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     let context = ConntrackContext::new("ct-restless")?;
-    context.endpoints_are(&[Who::Routed])?;
+    context.endpoints_are(&[Host::Routed])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
-    context.all_are_answered_by(&flows, Who::Routed)?;
+    context.all_are_answered_by(&flows, Host::Routed)?;
     let before = agent.status()?["lastSync"].clone();
-    let mut members = [&[Who::Remote][..], &[Who::Remote, Who::Bridged]].into_iter().cycle();
+    let mut members = [&[Host::Remote][..], &[Host::Remote, Host::Bridged]].into_iter().cycle();
     let asked = flows.iter().map(KeptFlow::ask);
     eventually("freed, though the service goes on changing", BOUND, || {
         let started = Instant::now();
         context.endpoints_are(members.next().context("there is always another")?)?;
-        let is_stuck = asked.clone().any(|outcome| context.is(&outcome, Who::Routed));
+        let is_stuck = asked.clone().any(|outcome| context.is(&outcome, Host::Routed));
         std::thread::sleep(PACE.saturating_sub(started.elapsed()));
         Ok(!is_stuck && agent.status()?["lastSync"] != before)
     })
@@ -153,16 +153,16 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
 #[test]
 fn to_zero_and_back() -> Result<()> {
     let context = ConntrackContext::new("ct-zero")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
-    context.all_are_answered_by(&flows, Who::Remote)?;
+    context.all_are_answered_by(&flows, Host::Remote)?;
     programmed(&agent, || context.endpoints_are(&[]), || ())?;
     for flow in &flows {
         assert_eq!(flow.ask(), Outcome::Refused, "{flow:?}, to nobody");
     }
-    programmed(&agent, || context.endpoints_are(&[Who::Remote]), || ())?;
-    context.all_are_answered_by(&flows, Who::Remote)
+    programmed(&agent, || context.endpoints_are(&[Host::Remote]), || ())?;
+    context.all_are_answered_by(&flows, Host::Remote)
 }
 
 /// What is sent to a cluster IP before there is a service goes its way untranslated, and as long as
@@ -181,17 +181,17 @@ fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
             assert_eq!(entry.reply_source, entry.destination, "nobody translated it");
         }
     }
-    programmed(&agent, || context.endpoints_are(&[Who::Routed]), || ())?;
-    context.all_are_answered_by(&flows, Who::Routed)
+    programmed(&agent, || context.endpoints_are(&[Host::Routed]), || ())?;
+    context.all_are_answered_by(&flows, Host::Routed)
 }
 
 #[test]
 fn a_service_that_is_deleted() -> Result<()> {
     let context = ConntrackContext::new("ct-delete")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
-    context.all_are_answered_by(&flows, Who::Remote)?;
+    context.all_are_answered_by(&flows, Host::Remote)?;
     programmed(&agent, || context.fixture.cluster.manifests.remove("dns"), || ())?;
     for flow in &flows {
         assert_eq!(flow.tracked(context.node())?, None, "{flow:?}");
@@ -221,10 +221,10 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
         assert!(flow.ask().endpoint().is_some(), "{flow:?}");
     }
     let others = KeptFlow::open(
-        context.fixture.place(Who::Bridged).0,
+        context.fixture.place(Host::Bridged).0,
         Protocol::Udp,
-        context.fixture.address(Who::Bridged, ip("10.0.0.1"))?,
-        SocketAddr::new(context.fixture.address(Who::Remote, ip("10.0.0.1"))?, PORT),
+        context.fixture.address(Host::Bridged, ip("10.0.0.1"))?,
+        SocketAddr::new(context.fixture.address(Host::Remote, ip("10.0.0.1"))?, PORT),
     )?;
     assert!(others.ask().endpoint().is_some());
     let untouched = others.tracked(context.node())?;
@@ -247,12 +247,12 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
 #[test]
 fn the_second_look_catches_what_raced() -> Result<()> {
     let context = ConntrackContext::new("ct-second")?;
-    context.endpoints_are(&[Who::Routed])?;
+    context.endpoints_are(&[Host::Routed])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = context.fixture.address(Who::Outside, to.ip())?;
-    for (attempt, who) in [Who::Remote, Who::Routed].into_iter().cycle().take(40).enumerate() {
-        let other = if who == Who::Remote { Who::Routed } else { Who::Remote };
+    let client = context.fixture.address(Host::Outside, to.ip())?;
+    for (attempt, who) in [Host::Remote, Host::Routed].into_iter().cycle().take(40).enumerate() {
+        let other = if who == Host::Remote { Host::Routed } else { Host::Remote };
         let dead = SocketAddr::new(context.fixture.address(other, to.ip())?, PORT);
         let begun = Instant::now();
         programmed(&agent, || context.endpoints_are(&[who]), || ())?;
@@ -274,10 +274,10 @@ fn the_second_look_catches_what_raced() -> Result<()> {
 #[test]
 fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
     let context = ConntrackContext::new("ct-drift")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 53);
-    let client = SocketAddr::new(context.fixture.address(Who::Outside, to.ip())?, 40_000);
+    let client = SocketAddr::new(context.fixture.address(Host::Outside, to.ip())?, 40_000);
     insert(context.node(), client, to, to)?;
     programmed(&agent, || context.node().nft("delete table ip denizen"), || ())?;
     let all = denizen_tests::kernel::conntrack::tracked(context.node(), Protocol::Udp)?;
@@ -289,19 +289,19 @@ fn flows_that_passed_missing_rules_by_are_flushed() -> Result<()> {
 #[test]
 fn changes_around_it_never_touch_a_healthy_flow() -> Result<()> {
     let context = ConntrackContext::new("ct-healthy")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let flows = context.flows()?;
-    context.all_are_answered_by(&flows, Who::Remote)?;
+    context.all_are_answered_by(&flows, Host::Remote)?;
     let before = context.tracked(&flows)?;
     for members in [
-        &[Who::Remote, Who::Routed][..],
-        &[Who::Remote, Who::Routed, Who::Bridged],
-        &[Who::Remote, Who::Bridged],
-        &[Who::Remote],
+        &[Host::Remote, Host::Routed][..],
+        &[Host::Remote, Host::Routed, Host::Bridged],
+        &[Host::Remote, Host::Bridged],
+        &[Host::Remote],
     ] {
         programmed(&agent, || context.endpoints_are(members), || ())?;
-        context.all_are_answered_by(&flows, Who::Remote)?;
+        context.all_are_answered_by(&flows, Host::Remote)?;
         assert_eq!(context.tracked(&flows)?, before, "{members:?}");
     }
     Ok(())

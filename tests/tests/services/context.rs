@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{self, Agent};
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
@@ -22,12 +22,12 @@ pub const TRIES: usize = 42;
 /// What became of connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    Answered(BTreeSet<Who>),
+    Answered(BTreeSet<Host>),
     Refused,
     Dropped,
 }
 
-pub fn by(who: impl IntoIterator<Item = Who>) -> Fate {
+pub fn by(who: impl IntoIterator<Item = Host>) -> Fate {
     Fate::Answered(who.into_iter().collect())
 }
 
@@ -61,7 +61,7 @@ impl AgentContext {
     }
 
     /// What becomes of connections of `who`, which must be what `explain` says of them.
-    pub fn fate(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Fate> {
+    pub fn fate(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Fate> {
         let from = self.fixture.address(who, to.ip())?;
         let (netns, interface) = self.fixture.place(who);
         let explained = self.agent.explain(from, interface, to, protocol)?;
@@ -111,12 +111,12 @@ pub fn at(number: u8, port: u16) -> [SocketAddr; 2] {
 
 /// The node's own first addresses, at a port.
 pub fn at_node(fixture: &Fixture, port: u16) -> Result<Vec<SocketAddr>> {
-    let node = |like| Ok(SocketAddr::new(fixture.address(Who::ThisNode, like)?, port));
+    let node = |like| Ok(SocketAddr::new(fixture.address(Host::ThisNode, like)?, port));
     service_ips(1).into_iter().map(node).collect()
 }
 
 /// Service 10, `web`, as a load balancer's at [`BALANCER`].
-pub fn balanced(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+pub fn balanced(fixture: &Fixture, ports: &[Port], members: &[Host]) -> Result<Vec<Value>> {
     let mut objects = fixture.service("web", 10, ports, members)?;
     objects[0]["spec"]["type"] = "LoadBalancer".into();
     let ingress = service_ips(BALANCER).map(|ip| json!({ "ip": ip }));
@@ -125,7 +125,7 @@ pub fn balanced(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Ve
 }
 
 /// The same under external policy Local.
-pub fn local(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Vec<Value>> {
+pub fn local(fixture: &Fixture, ports: &[Port], members: &[Host]) -> Result<Vec<Value>> {
     let mut objects = balanced(fixture, ports, members)?;
     objects[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     Ok(objects)
@@ -135,7 +135,7 @@ pub fn local(fixture: &Fixture, ports: &[Port], members: &[Who]) -> Result<Vec<V
 pub fn endpoints_of<'a>(
     objects: &'a mut [Value],
     fixture: &Fixture,
-    who: Who,
+    who: Host,
 ) -> Vec<&'a mut Value> {
     let own: Vec<IpAddr> =
         service_ips(1).into_iter().filter_map(|like| fixture.address(who, like).ok()).collect();
@@ -147,7 +147,7 @@ pub fn endpoints_of<'a>(
 }
 
 /// Conditions of `who`'s endpoints.
-pub fn condition(objects: &mut [Value], fixture: &Fixture, who: Who, conditions: &Value) {
+pub fn condition(objects: &mut [Value], fixture: &Fixture, who: Host, conditions: &Value) {
     for endpoint in endpoints_of(objects, fixture, who) {
         endpoint["conditions"] = conditions.clone();
     }

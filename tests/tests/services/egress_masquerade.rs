@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use anyhow::{Result, ensure};
 use denizen_tests::agent::programmed;
 use denizen_tests::node::cluster::{NODE, serve};
-use denizen_tests::node::fixture::{PORT, PROTOCOLS, Who, service_ips};
+use denizen_tests::node::fixture::{Host, PORT, PROTOCOLS, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
@@ -20,7 +20,7 @@ use denizen_tests::packets::probe::{Probe, Protocol};
 
 use self::context::{Running, SOON, outside};
 
-const PODS: [Who; 2] = [Who::Bridged, Who::Routed];
+const PODS: [Host; 2] = [Host::Bridged, Host::Routed];
 
 /// Every test with every backend.
 macro_rules! tests {
@@ -56,9 +56,9 @@ fn outside_the_ranges_alone(running: &Running) -> Result<()> {
         for protocol in PROTOCOLS {
             let at = |ip, port| SocketAddr::new(ip, port);
             for who in PODS {
-                let out = at(running.address(Who::Outside, like)?, PORT);
+                let out = at(running.address(Host::Outside, like)?, PORT);
                 assert!(running.is_masqueraded(who, out, protocol)?, "{who:?} to {out}/{protocol}");
-                let inside = at(running.address(Who::Remote, like)?, PORT);
+                let inside = at(running.address(Host::Remote, like)?, PORT);
                 assert!(
                     !running.is_masqueraded(who, inside, protocol)?,
                     "{who:?} to {inside}/{protocol}"
@@ -72,17 +72,17 @@ fn outside_the_ranges_alone(running: &Running) -> Result<()> {
                 let far = at(service_ips(20)[usize::from(like.is_ipv6())], 80);
                 assert!(running.is_masqueraded(who, far, protocol)?, "{who:?} to {far}/{protocol}");
             }
-            let neighbour = at(running.address(Who::Routed, like)?, PORT);
+            let neighbour = at(running.address(Host::Routed, like)?, PORT);
             assert!(
-                !running.is_masqueraded(Who::Bridged, neighbour, protocol)?,
+                !running.is_masqueraded(Host::Bridged, neighbour, protocol)?,
                 "{neighbour}/{protocol}"
             );
             // The node itself has its own address, and needs no other.
-            let out = at(running.address(Who::Outside, like)?, PORT);
-            assert!(!running.is_masqueraded(Who::ThisNode, out, protocol)?, "{out}/{protocol}");
+            let out = at(running.address(Host::Outside, like)?, PORT);
+            assert!(!running.is_masqueraded(Host::ThisNode, out, protocol)?, "{out}/{protocol}");
             // Who comes from outside sees the pod's answer, and is seen as itself.
-            let pod = at(running.address(Who::Bridged, like)?, PORT);
-            assert!(!running.is_masqueraded(Who::Outside, pod, protocol)?, "{pod}/{protocol}");
+            let pod = at(running.address(Host::Bridged, like)?, PORT);
+            assert!(!running.is_masqueraded(Host::Outside, pod, protocol)?, "{pod}/{protocol}");
         }
     }
     Ok(())
@@ -104,9 +104,9 @@ fn neighbours_are_seen_so_too(backend: Backend) -> Result<()> {
     fs::write(&running.context.config, "nonMasqueradeCIDRs: [2001:db8:ffff::/48]")?;
     for (own, service) in near.addresses.iter().zip(service_ips(30)) {
         for to in [SocketAddr::new(*own, PORT), SocketAddr::new(service, 80)] {
-            running.wait_masqueraded(Who::Bridged, to, true)?;
-            assert!(running.is_masqueraded(Who::Bridged, to, Protocol::Tcp)?, "{to}");
-            assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
+            running.wait_masqueraded(Host::Bridged, to, true)?;
+            assert!(running.is_masqueraded(Host::Bridged, to, Protocol::Tcp)?, "{to}");
+            assert!(running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?, "{to}");
         }
     }
     Ok(())
@@ -129,20 +129,23 @@ fn strangers_keep_their_address(backend: Backend) -> Result<()> {
 fn the_file_is_followed(backend: Backend) -> Result<()> {
     let running = Running::new(backend, "egress-file", "pod-state")?;
     for to in outside() {
-        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        assert!(running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?);
     }
     fs::write(&running.context.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
     running
         .agent
         .until("named", SOON, |status| status["errors"].to_string().contains("203.0.113.0/33"))?;
     for to in outside() {
-        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "the last good one holds");
+        assert!(
+            running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?,
+            "the last good one holds"
+        );
     }
     fs::write(&running.context.config, r#"{"nonMasqueradeCIDRs": ["203.0.113.0/24"]}"#)?;
     let [v4, v6] = outside();
-    running.wait_masqueraded(Who::Routed, v4, false)?;
+    running.wait_masqueraded(Host::Routed, v4, false)?;
     // No range of IPv6 is named any more, so IPv6 is left alone.
-    running.wait_masqueraded(Who::Routed, v6, false)?;
+    running.wait_masqueraded(Host::Routed, v6, false)?;
     assert_eq!(running.agent.status()?["errors"], serde_json::json!([]));
     ends_without_a_trace(running)
 }
@@ -155,10 +158,10 @@ fn the_last_good_file_holds(backend: Backend) -> Result<()> {
     let agent = context.start(context.flags(backend))?;
     let running = Running { backend, context, agent };
     for to in outside() {
-        assert!(running.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{to}");
+        assert!(running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?, "{to}");
     }
-    let inside = SocketAddr::new(running.address(Who::Remote, outside()[0].ip())?, PORT);
-    assert!(!running.is_masqueraded(Who::Routed, inside, Protocol::Tcp)?, "{inside}");
+    let inside = SocketAddr::new(running.address(Host::Remote, outside()[0].ip())?, PORT);
+    assert!(!running.is_masqueraded(Host::Routed, inside, Protocol::Tcp)?, "{inside}");
     let status = running.agent.status()?["errors"].to_string();
     ensure!(
         status.contains("203.0.113.0/33") && status.contains("the last good file stays in force"),

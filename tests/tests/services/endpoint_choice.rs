@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use denizen_tests::kernel::ruleset;
 use denizen_tests::node::cluster::{Cluster, OTHER_NODE, serve};
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::fixture::{Fixture, Host, PORT};
 use denizen_tests::node::manifest::{Port, service, slice};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
@@ -37,7 +37,7 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
         let to = SocketAddr::new(ip(&format!("172.30.2.{count}")), 80);
         let connections = usize::from(count) * test_length::times(400, 100);
         let ask = || (0..connections).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>();
-        let outcomes = fixture.place(Who::Routed).0.run(ask)?;
+        let outcomes = fixture.place(Host::Routed).0.run(ask)?;
         let mut counts = BTreeMap::new();
         for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
             *counts.entry(endpoint).or_insert(0_usize) += 1;

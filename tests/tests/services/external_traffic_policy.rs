@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::node::fixture::{EVERYONE, Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{EVERYONE, Fixture, Host, service_ips};
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ const EXTERNAL: u8 = 101;
 
 /// A service under `policy` that is reached from outside in every way: at a load balancer's
 /// address, an external IP and a node port, in both families.
-fn service(fixture: &Fixture, policy: &str, members: &[Who]) -> Result<Vec<Value>> {
+fn service(fixture: &Fixture, policy: &str, members: &[Host]) -> Result<Vec<Value>> {
     let mut objects = balanced(fixture, &[HTTP[0].at_node(NODE_PORT)], members)?;
     objects[0]["spec"]["externalTrafficPolicy"] = policy.into();
     objects[0]["spec"]["externalIPs"] = json!(service_ips(EXTERNAL));
@@ -37,8 +37,8 @@ fn frontends(fixture: &Fixture) -> Result<Vec<SocketAddr>> {
 fn everyone_asks(
     label: &str,
     policy: &str,
-    members: &[Who],
-    expected: impl Fn(Who) -> (Fate, bool),
+    members: &[Host],
+    expected: impl Fn(Host) -> (Fate, bool),
 ) -> Result<()> {
     for backend in Backend::ALL {
         let flags = backend.flags();
@@ -64,14 +64,14 @@ fn everyone_asks(
 
 fn asks(
     context: &AgentContext,
-    who: Who,
+    who: Host,
     to: SocketAddr,
     (fate, keeps): (Fate, bool),
 ) -> Result<()> {
     let found = context.fate(who, to, Tcp)?;
     ensure!(found == fate, "{who:?} to {to}: {found:?}, not {fate:?}");
     // What the node itself sends has one of its addresses anyway.
-    if !matches!(fate, Fate::Answered(_)) || who == Who::ThisNode {
+    if !matches!(fate, Fate::Answered(_)) || who == Host::ThisNode {
         return Ok(());
     }
     let outcome = context.fixture.ask(who, to, Tcp)?;
@@ -83,15 +83,15 @@ fn asks(
     Ok(())
 }
 
-fn is_local_pod(who: Who) -> bool {
-    matches!(who, Who::Bridged | Who::Routed)
+fn is_local_pod(who: Host) -> bool {
+    matches!(who, Host::Bridged | Host::Routed)
 }
 
 /// The endpoint may be on another node: its answer must come back through this one, so that
 /// everybody is masqueraded.
 #[test]
 fn cluster_uses_all_endpoints_and_masquerades_everybody() -> Result<()> {
-    let members = [Who::Bridged, Who::Remote];
+    let members = [Host::Bridged, Host::Remote];
     everyone_asks("etp-cluster", "Cluster", &members, |_| (by(members), false))
 }
 
@@ -99,9 +99,10 @@ fn cluster_uses_all_endpoints_and_masquerades_everybody() -> Result<()> {
 /// bind this node's pods and the node itself: they may use every endpoint.
 #[test]
 fn local_keeps_outside_traffic_on_this_node_with_its_source() -> Result<()> {
-    everyone_asks("etp-local", "Local", &[Who::Routed, Who::Remote], |who| {
-        let of_cluster = is_local_pod(who) || who == Who::ThisNode;
-        let answering = if of_cluster { vec![Who::Routed, Who::Remote] } else { vec![Who::Routed] };
+    everyone_asks("etp-local", "Local", &[Host::Routed, Host::Remote], |who| {
+        let of_cluster = is_local_pod(who) || who == Host::ThisNode;
+        let answering =
+            if of_cluster { vec![Host::Routed, Host::Remote] } else { vec![Host::Routed] };
         (by(answering), true)
     })
 }
@@ -109,22 +110,22 @@ fn local_keeps_outside_traffic_on_this_node_with_its_source() -> Result<()> {
 /// Dropped, not refused: the client's retry may be routed to a node that has an endpoint.
 #[test]
 fn local_drops_outside_traffic_where_this_node_has_no_endpoint() -> Result<()> {
-    everyone_asks("etp-none", "Local", &[Who::Remote], |who| {
-        let of_cluster = is_local_pod(who) || who == Who::ThisNode;
-        (if of_cluster { by([Who::Remote]) } else { Fate::Dropped }, true)
+    everyone_asks("etp-none", "Local", &[Host::Remote], |who| {
+        let of_cluster = is_local_pod(who) || who == Host::ThisNode;
+        (if of_cluster { by([Host::Remote]) } else { Fate::Dropped }, true)
     })
 }
 
 #[test]
 fn each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
     let context = AgentContext::new("etp-term", &[], |fixture| {
-        let mut objects = local(fixture, &HTTP, &[Who::Bridged, Who::Remote])?;
-        condition(&mut objects, fixture, Who::Bridged, &draining());
+        let mut objects = local(fixture, &HTTP, &[Host::Bridged, Host::Remote])?;
+        condition(&mut objects, fixture, Host::Bridged, &draining());
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(context.fate(Who::Routed, inside, Tcp)?, by([Who::Remote]), "one is ready");
-        assert_eq!(context.fate(Who::Outside, outside, Tcp)?, by([Who::Bridged]), "none here is");
+        assert_eq!(context.fate(Host::Routed, inside, Tcp)?, by([Host::Remote]), "one is ready");
+        assert_eq!(context.fate(Host::Outside, outside, Tcp)?, by([Host::Bridged]), "none here is");
     }
     Ok(())
 }
@@ -133,15 +134,15 @@ fn each_set_falls_back_to_terminating_ones_alone() -> Result<()> {
 fn an_endpoint_without_a_node_is_never_local() -> Result<()> {
     let context = AgentContext::new("etp-nodeless", &[], |fixture| {
         let ports = [HTTP[0].at_node(NODE_PORT)];
-        let mut objects = local(fixture, &ports, &[Who::Bridged])?;
-        for endpoint in endpoints_of(&mut objects, fixture, Who::Bridged) {
+        let mut objects = local(fixture, &ports, &[Host::Bridged])?;
+        for endpoint in endpoints_of(&mut objects, fixture, Host::Bridged) {
             endpoint.as_object_mut().map(|fields| fields.remove("nodeName"));
         }
         Ok(objects)
     })?;
     for (inside, outside) in at(10, 80).into_iter().zip(at(BALANCER, 80)) {
-        assert_eq!(context.fate(Who::Outside, outside, Tcp)?, Fate::Dropped, "{outside}");
-        assert_eq!(context.fate(Who::Routed, inside, Tcp)?, by([Who::Bridged]), "{inside}");
+        assert_eq!(context.fate(Host::Outside, outside, Tcp)?, Fate::Dropped, "{outside}");
+        assert_eq!(context.fate(Host::Routed, inside, Tcp)?, by([Host::Bridged]), "{inside}");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, every_way};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{BRIDGE, Pod, Wiring};
 use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
@@ -21,12 +21,14 @@ const BOUND: Duration = Duration::from_secs(30);
 fn a_pod_reaches_itself_through_its_service() -> Result<()> {
     let fixture = Fixture::new("hairpin")?;
     let ports = every_protocol();
-    for (who, number) in [(Who::Bridged, 31), (Who::Routed, 32)] {
+    for (who, number) in [(Host::Bridged, 31), (Host::Routed, 32)] {
         let name = format!("self-{number}");
         fixture.cluster.manifests.put(&name, &fixture.service(&name, number, &ports, &[who])?)?;
     }
     let _agent = fixture.cluster.start_agent()?;
-    for (who, other, number) in [(Who::Bridged, Who::Routed, 31), (Who::Routed, Who::Bridged, 32)] {
+    for (who, other, number) in
+        [(Host::Bridged, Host::Routed, 31), (Host::Routed, Host::Bridged, 32)]
+    {
         for (to, protocol) in every_way(number) {
             let itself = fixture.ask(who, to, protocol)?;
             assert!(
@@ -47,11 +49,11 @@ fn a_pod_reaches_itself_through_its_service() -> Result<()> {
 #[test]
 fn a_pod_reaches_itself_under_policy_local_too() -> Result<()> {
     let context =
-        AgentContext::new("hairpin-local", &[], |fixture| local(fixture, &HTTP, &[Who::Bridged]))?;
+        AgentContext::new("hairpin-local", &[], |fixture| local(fixture, &HTTP, &[Host::Bridged]))?;
     for to in [at(10, 80), at(BALANCER, 80)].concat() {
-        assert_eq!(context.fate(Who::Bridged, to, Tcp)?, by([Who::Bridged]), "{to}");
-        let outcome = context.fixture.ask(Who::Bridged, to, Tcp)?;
-        assert!(context.fixture.was_masqueraded(Who::Bridged, &outcome)?, "{to}: {outcome:?}");
+        assert_eq!(context.fate(Host::Bridged, to, Tcp)?, by([Host::Bridged]), "{to}");
+        let outcome = context.fixture.ask(Host::Bridged, to, Tcp)?;
+        assert!(context.fixture.was_masqueraded(Host::Bridged, &outcome)?, "{to}: {outcome:?}");
     }
     Ok(())
 }
@@ -59,7 +61,7 @@ fn a_pod_reaches_itself_under_policy_local_too() -> Result<()> {
 /// A node with a service of the bridged pod alone, number 33. Its bridge port has no hairpin mode.
 fn without_hairpin_mode(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
-    let service = fixture.service("self", 33, &every_protocol(), &[Who::Bridged])?;
+    let service = fixture.service("self", 33, &every_protocol(), &[Host::Bridged])?;
     fixture.cluster.manifests.put("self", &service)?;
     turn_off(&fixture)?;
     Ok(fixture)
@@ -79,8 +81,8 @@ fn has_hairpin_mode(fixture: &Fixture, pod: &Pod) -> Result<bool> {
 
 fn reaches_itself(fixture: &Fixture) -> Result<()> {
     for (to, protocol) in every_way(33) {
-        let itself = fixture.ask(Who::Bridged, to, protocol)?;
-        assert!(fixture.was_masqueraded(Who::Bridged, &itself)?, "{to}/{protocol}: {itself:?}");
+        let itself = fixture.ask(Host::Bridged, to, protocol)?;
+        assert!(fixture.was_masqueraded(Host::Bridged, &itself)?, "{to}/{protocol}: {itself:?}");
     }
     Ok(())
 }
@@ -124,7 +126,7 @@ fn warnings(agent: &Agent) -> Result<Vec<String>> {
 #[test]
 fn ports_that_are_left_alone_are_named() -> Result<()> {
     let fixture = without_hairpin_mode("hairpin-none")?;
-    let both = fixture.service("both", 34, &every_protocol(), &[Who::Bridged, Who::Routed])?;
+    let both = fixture.service("both", 34, &every_protocol(), &[Host::Bridged, Host::Routed])?;
     fixture.cluster.manifests.put("both", &both)?;
     let agent = fixture.cluster.start_agent_with(["--hairpin-mode=none"])?;
     assert!(!has_hairpin_mode(&fixture, &fixture.bridged)?);
@@ -134,8 +136,8 @@ fn ports_that_are_left_alone_are_named() -> Result<()> {
         assert!(warning.contains(word), "{warning}");
     }
     for (to, protocol) in every_way(33).step_by(4) {
-        assert_eq!(fixture.ask(Who::Bridged, to, protocol)?.endpoint(), None, "{to}/{protocol}");
-        let output = fixture.explain(&agent, Who::Bridged, to, protocol)?;
+        assert_eq!(fixture.ask(Host::Bridged, to, protocol)?.endpoint(), None, "{to}/{protocol}");
+        let output = fixture.explain(&agent, Host::Bridged, to, protocol)?;
         let last = output.steps.last().context("a step")?;
         assert!(
             output.verdict == "drop" && last.why.contains(fixture.bridged.host_interface()),
@@ -143,11 +145,11 @@ fn ports_that_are_left_alone_are_named() -> Result<()> {
         );
         assert!(last.why.contains("--hairpin-mode is none"), "{output:?}");
         // Others reach it, and are told nothing of it.
-        assert!(fixture.ask(Who::Routed, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
-        assert_eq!(fixture.explain(&agent, Who::Routed, to, protocol)?.verdict, "forward");
+        assert!(fixture.ask(Host::Routed, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
+        assert_eq!(fixture.explain(&agent, Host::Routed, to, protocol)?.verdict, "forward");
     }
     for (to, protocol) in every_way(34) {
-        let output = fixture.explain(&agent, Who::Bridged, to, protocol)?;
+        let output = fixture.explain(&agent, Host::Bridged, to, protocol)?;
         let last = output.steps.last().context("a step")?;
         let word = "if the chosen endpoint is the sender itself, the bridge drops it";
         assert!(output.verdict == "forward" && last.what == word, "{output:?}");
@@ -170,8 +172,8 @@ fn a_pod_on_a_promiscuous_bridge_reaches_itself_once() -> Result<()> {
     let before = datagrams()?;
     let to = every_way(33).find(|(to, protocol)| to.is_ipv4() && *protocol == Udp);
     let (to, protocol) = to.context("a way")?;
-    let itself = fixture.ask(Who::Bridged, to, protocol)?;
-    assert!(fixture.was_masqueraded(Who::Bridged, &itself)?, "{itself:?}");
+    let itself = fixture.ask(Host::Bridged, to, protocol)?;
+    assert!(fixture.was_masqueraded(Host::Bridged, &itself)?, "{itself:?}");
     assert_eq!(datagrams()? - before, 2, "the question and the answer");
     reaches_itself(&fixture)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::programmed;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{Reply, fetch, url};
@@ -30,7 +30,7 @@ const PORTS: [Port; 2] = [
 const BOUND: Duration = Duration::from_secs(20);
 
 /// A load balancer's service under policy Local, with a health-check node port.
-fn balanced(fixture: &Fixture, name: &str, number: u8, members: &[Who]) -> Result<Vec<Value>> {
+fn balanced(fixture: &Fixture, name: &str, number: u8, members: &[Host]) -> Result<Vec<Value>> {
     let ports = PORTS.map(|port| Port {
         node_port: port.node_port.map(|at| at + 10 * u16::from(number)),
         ..port
@@ -67,7 +67,7 @@ fn is_refused(reply: &Result<Reply>) -> bool {
 
 fn of_node(fixture: &Fixture) -> Result<[IpAddr; 2]> {
     let [v4, v6] = service_ips(10);
-    Ok([fixture.address(Who::ThisNode, v4)?, fixture.address(Who::ThisNode, v6)?])
+    Ok([fixture.address(Host::ThisNode, v4)?, fixture.address(Host::ThisNode, v6)?])
 }
 
 /// The conditions of every endpoint of this address.
@@ -84,7 +84,7 @@ fn condition(objects: &mut [Value], address: IpAddr, conditions: &Value) {
 #[test]
 fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
     let fixture = Fixture::new("hc-as")?;
-    let everybody = [Who::Bridged, Who::Routed, Who::Remote];
+    let everybody = [Host::Bridged, Host::Routed, Host::Remote];
     fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &everybody)?)?;
     let _agent = fixture.cluster.start_agent()?;
     for address in of_node(&fixture)? {
@@ -110,7 +110,7 @@ fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
 fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
     let fixture = Fixture::new("hc-term")?;
     let manifests = &fixture.cluster.manifests;
-    let members = [Who::Bridged, Who::Routed];
+    let members = [Host::Bridged, Host::Routed];
     let mut objects = balanced(&fixture, "web", 10, &members)?;
     manifests.put("web", &objects)?;
     let _agent = fixture.cluster.start_agent()?;
@@ -126,7 +126,7 @@ fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
             let reply = ask(&fixture, address, CHECK)?.json()?;
             assert_eq!(reply["serviceProxyHealthy"], true, "{reply}");
             let to = SocketAddr::new(address, NODE_PORT + 100);
-            let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+            let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{left} ready: {outcome:?}");
         }
     }
@@ -137,13 +137,13 @@ fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
 fn a_port_follows_its_service() -> Result<()> {
     let fixture = Fixture::new("hc-live")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Remote])?)?;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Remote])?)?;
     let _agent = fixture.cluster.start_agent()?;
     for address in of_node(&fixture)? {
         until(&fixture, address, says(503, 0))?;
-        manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+        manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed])?)?;
         until(&fixture, address, says(200, 1))?;
-        let mut moved = balanced(&fixture, "web", 10, &[Who::Routed])?;
+        let mut moved = balanced(&fixture, "web", 10, &[Host::Routed])?;
         moved[0]["spec"]["healthCheckNodePort"] = (CHECK + 1).into();
         manifests.put("web", &moved)?;
         until(&fixture, address, is_refused)?;
@@ -153,7 +153,7 @@ fn a_port_follows_its_service() -> Result<()> {
         moved[0]["spec"]["healthCheckNodePort"] = CHECK.into();
         manifests.put("web", &moved)?;
         until(&fixture, address, is_refused)?;
-        manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Remote])?)?;
+        manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Remote])?)?;
         until(&fixture, address, says(503, 0))?;
     }
     manifests.remove("web")?;
@@ -167,7 +167,7 @@ fn a_port_follows_its_service() -> Result<()> {
 #[test]
 fn a_port_is_served_where_node_ports_are() -> Result<()> {
     let fixture = Fixture::new("hc-where")?;
-    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed])?)?;
     let _agent = fixture.cluster.start_agent_with(["--nodeport-addresses=192.168.1.0/24"])?;
     until(&fixture, ip("192.168.1.2"), says(200, 1))?;
     for elsewhere in ["192.168.0.2", "2001:db8::1", "2001:db8:1::2"].map(ip) {
@@ -191,7 +191,7 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
     let [address, other] = of_node(&fixture)?;
     let at = SocketAddr::new(address, CHECK);
     let squatter = Server::at(&fixture.cluster.world.node, Protocol::Tcp, at)?;
-    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+    fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed])?)?;
     let agent = fixture.cluster.start_agent()?;
     // The other family is served meanwhile.
     until(&fixture, other, says(200, 1))?;
@@ -211,9 +211,9 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
 fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
     let fixture = Fixture::new("hc-two")?;
     let manifests = &fixture.cluster.manifests;
-    let mut young = balanced(&fixture, "a-young", 10, &[Who::Routed])?;
+    let mut young = balanced(&fixture, "a-young", 10, &[Host::Routed])?;
     young[0]["metadata"]["creationTimestamp"] = "2026-11-21T12:00:00Z".into();
-    let mut old = balanced(&fixture, "old", 20, &[Who::Routed, Who::Bridged])?;
+    let mut old = balanced(&fixture, "old", 20, &[Host::Routed, Host::Bridged])?;
     old[0]["metadata"]["creationTimestamp"] = "2026-11-20T12:00:00Z".into();
     manifests.put("young", &young)?;
     manifests.put("old", &old)?;
@@ -241,7 +241,7 @@ fn a_port_of_two_services_changes_hands_without_a_gap() -> Result<()> {
 fn slow_clients_hold_nobody_up() -> Result<()> {
     let fixture = Fixture::new("hc-slow")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed])?)?;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed])?)?;
     let _agent = fixture.cluster.start_agent()?;
     let [address, _] = of_node(&fixture)?;
     until(&fixture, address, says(200, 1))?;
@@ -255,11 +255,11 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
     let slow: Result<Vec<_>> = client.run(|| (0..150).map(|_| half()).collect())?;
     let slow =
         slow.context("more connections than are served at a time, fewer than the kernel keeps")?;
-    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Routed, Who::Bridged])?)?;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed, Host::Bridged])?)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let bridged = fixture.address(Who::Bridged, to.ip())?;
+    let bridged = fixture.address(Host::Bridged, to.ip())?;
     eventually("changed", BOUND, || {
-        let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+        let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
         Ok(outcome.endpoint().map(|at| at.ip()) == Some(bridged))
     })?;
     let reply = fetch(client, &url(address, CHECK, "/"), &["--max-time", "60"])?;
@@ -275,23 +275,23 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
 fn the_health_port_counts_addresses_and_no_terminating_ones() -> Result<()> {
     const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
     let context = AgentContext::new("hc-count", &[], |fixture| {
-        let mut objects = local(fixture, &TWO, &[Who::Bridged])?;
+        let mut objects = local(fixture, &TWO, &[Host::Bridged])?;
         objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
         Ok(objects)
     })?;
     let fixture = &context.fixture;
-    let node = fixture.address(Who::ThisNode, service_ips(1)[0])?;
+    let node = fixture.address(Host::ThisNode, service_ips(1)[0])?;
     let ask = || fetch(&fixture.cluster.world.client, &url(node, CHECK, "/"), &[]);
     let reply = ask()?;
     assert_eq!((reply.status, &reply.json()?["localEndpoints"]), (200, &json!(1)), "{reply:?}");
-    let mut objects = local(fixture, &TWO, &[Who::Bridged])?;
+    let mut objects = local(fixture, &TWO, &[Host::Bridged])?;
     objects[0]["spec"]["healthCheckNodePort"] = CHECK.into();
-    crate::context::condition(&mut objects, fixture, Who::Bridged, &draining());
+    crate::context::condition(&mut objects, fixture, Host::Bridged, &draining());
     context.becomes(&objects)?;
     assert_eq!(ask()?.status, 503, "new connections should go elsewhere");
     assert_eq!(
-        context.fate(Who::Outside, at(BALANCER, 80)[0], Protocol::Tcp)?,
-        by([Who::Bridged]),
+        context.fate(Host::Outside, at(BALANCER, 80)[0], Protocol::Tcp)?,
+        by([Host::Bridged]),
         "those that come are served"
     );
     Ok(())
@@ -302,7 +302,7 @@ fn the_health_port_counts_addresses_and_no_terminating_ones() -> Result<()> {
 fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
     let fixture = Fixture::new("hc-shadow")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &balanced(&fixture, "web", 10, &[Who::Bridged])?)?;
+    manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Bridged])?)?;
     let agent = fixture.cluster.start_agent()?;
     for address in of_node(&fixture)? {
         until(&fixture, address, says(200, 1))?;
@@ -318,12 +318,12 @@ fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
     let udp = [Port::tcp("dns", 80, PORT).over(Protocol::Udp).at_node(CHECK)];
     let beside = [Port::tcp("http", 80, PORT).at_node(CHECK + 1)];
     for (ports, number) in [(udp, 11), (beside, 12)] {
-        let thief = fixture.service("thief", number, &ports, &[Who::Routed])?;
+        let thief = fixture.service("thief", number, &ports, &[Host::Routed])?;
         programmed(&agent, || manifests.put("thief", &thief), || {})?;
         assert_eq!(errors()?, json!([]));
     }
     let tcp = [Port::tcp("http", 80, PORT).at_node(CHECK)];
-    manifests.put("thief", &fixture.service("thief", 13, &tcp, &[Who::Routed])?)?;
+    manifests.put("thief", &fixture.service("thief", 13, &tcp, &[Host::Routed])?)?;
     let named = observed("named", BOUND, errors, is_named)?;
     assert_eq!(named.as_array().map(Vec::len), Some(1), "{named}");
     for address in of_node(&fixture)? {

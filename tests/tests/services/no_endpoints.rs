@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PORT, Who, every_protocol, every_way, service_ips,
+    EVERYONE, Fixture, Host, PORT, every_protocol, every_way, service_ips,
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::{Outcome, Protocol};
@@ -44,14 +44,14 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
 fn a_port_that_no_slice_names_refuses() -> Result<()> {
     let fixture = Fixture::new("reject-port")?;
     let (http, admin) = (Port::tcp("http", 80, PORT), Port::tcp("admin", 81, PORT));
-    let mut objects = fixture.service("web", 10, &[http], &[Who::Routed])?;
+    let mut objects = fixture.service("web", 10, &[http], &[Host::Routed])?;
     objects[0] = fixture.service("web", 10, &[http, admin], &[])?.remove(0);
     fixture.cluster.manifests.put("web", &objects)?;
     let _agent = fixture.cluster.start_agent()?;
     for ip in service_ips(10) {
-        let answered = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let answered = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         assert!(answered.endpoint().is_some(), "{answered:?}");
-        let refused = fixture.ask(Who::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
+        let refused = fixture.ask(Host::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
         assert_eq!(refused, Outcome::Refused);
     }
     Ok(())
@@ -61,14 +61,14 @@ fn a_port_that_no_slice_names_refuses() -> Result<()> {
 fn udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
     let udp = [Port::tcp("dns", 53, PORT).over(Protocol::Udp)];
     let context = AgentContext::new("ct-udp", &[], |fixture| {
-        fixture.service("dns", 10, &udp, &[Who::Remote])
+        fixture.service("dns", 10, &udp, &[Host::Remote])
     })?;
     let client = &context.fixture.cluster.world.client;
     for to in at(10, 53) {
         context
-            .becomes(&context.fixture.service("dns", 10, &udp, &[Who::Remote])?)
+            .becomes(&context.fixture.service("dns", 10, &udp, &[Host::Remote])?)
             .or_else(|error| if to.is_ipv4() { Ok(()) } else { Err(error) })?;
-        let from = SocketAddr::new(context.fixture.address(Who::Outside, to.ip())?, 0);
+        let from = SocketAddr::new(context.fixture.address(Host::Outside, to.ip())?, 0);
         let socket = client.run(|| UdpSocket::bind(from))??;
         socket.set_read_timeout(Some(Duration::from_secs(4)))?;
         socket.connect(to)?;
@@ -79,7 +79,7 @@ fn udp_clients_learn_that_no_endpoint_is_left() -> Result<()> {
         socket.send(b"who?")?;
         let answer = socket.recv(&mut buffer).map_err(|error| error.kind());
         assert_eq!(answer, Err(ErrorKind::ConnectionRefused), "the old flow goes to nobody");
-        assert_eq!(context.fate(Who::Outside, to, Protocol::Udp)?, Fate::Refused);
+        assert_eq!(context.fate(Host::Outside, to, Protocol::Udp)?, Fate::Refused);
     }
     Ok(())
 }

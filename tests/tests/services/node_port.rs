@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use denizen_tests::eventually::observed;
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips,
+    EVERYONE, Fixture, Host, PORT, PROTOCOLS, every_protocol, service_ips,
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
@@ -26,15 +26,15 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
     fixture
         .cluster
         .manifests
-        .put("web", &fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?)?;
+        .put("web", &fixture.service("web", 10, &ports, &[Host::Bridged, Host::Remote])?)?;
     let agent = fixture.cluster.start_agent()?;
     for (like, protocol) in
         service_ips(10).into_iter().flat_map(|ip| PROTOCOLS.map(|protocol| (ip, protocol)))
     {
-        let to = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
+        let to = SocketAddr::new(fixture.address(Host::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
             let outcome = fixture.ask(who, to, protocol)?;
-            if who != Who::ThisNode {
+            if who != Host::ThisNode {
                 assert!(
                     fixture.was_masqueraded(who, &outcome)?,
                     "{who:?} to {to}/{protocol}: {outcome:?}"
@@ -59,7 +59,7 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
     fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[])?)?;
     let _agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let to = SocketAddr::new(fixture.address(Who::ThisNode, like)?, NODE_PORT);
+        let to = SocketAddr::new(fixture.address(Host::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
             assert_eq!(fixture.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
         }
@@ -72,13 +72,13 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
 fn a_node_port_is_the_nodes_alone() -> Result<()> {
     let fixture = Fixture::new("np-else")?;
     let ports = [Port::tcp("http", 80, PORT).at_node(PORT)];
-    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Bridged])?)?;
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Host::Bridged])?)?;
     let _agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
-        let to = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
-        let outcome = fixture.ask(Who::Routed, to, Protocol::Tcp)?;
+        let to = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
+        let outcome = fixture.ask(Host::Routed, to, Protocol::Tcp)?;
         assert_eq!(outcome.endpoint(), Some(to), "{outcome:?}");
-        assert!(!fixture.was_masqueraded(Who::Routed, &outcome)?, "{outcome:?}");
+        assert!(!fixture.was_masqueraded(Host::Routed, &outcome)?, "{outcome:?}");
     }
     Ok(())
 }
@@ -90,13 +90,13 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
     let fixture = Fixture::new("np-ext")?;
     let mut at_node = every_protocol();
     at_node.iter_mut().for_each(|port| port.node_port = Some(NODE_PORT));
-    let mut local = fixture.service("local", 10, &at_node, &[Who::Bridged])?;
+    let mut local = fixture.service("local", 10, &at_node, &[Host::Bridged])?;
     local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
     let mut at_address = every_protocol();
     at_address.iter_mut().for_each(|port| port.port = NODE_PORT);
-    let mut external = fixture.service("external", 11, &at_address, &[Who::Remote])?;
+    let mut external = fixture.service("external", 11, &at_address, &[Host::Remote])?;
     let nodes: Vec<_> = service_ips(11)
-        .map(|like| fixture.address(Who::ThisNode, like))
+        .map(|like| fixture.address(Host::ThisNode, like))
         .into_iter()
         .collect::<Result<_>>()?;
     external[0]["spec"]["externalIPs"] = serde_json::json!(nodes);
@@ -104,7 +104,7 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
     let agent = fixture.cluster.start_agent()?;
     for (node, protocol) in nodes.iter().flat_map(|ip| PROTOCOLS.map(|protocol| (*ip, protocol))) {
         let to = SocketAddr::new(node, NODE_PORT);
-        let wanted = SocketAddr::new(fixture.address(Who::Remote, node)?, PORT);
+        let wanted = SocketAddr::new(fixture.address(Host::Remote, node)?, PORT);
         for who in EVERYONE {
             let outcome = fixture.ask(who, to, protocol)?;
             assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
@@ -119,11 +119,11 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
 fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
     let context = AgentContext::new("np-family", &[flag], |fixture| {
-        fixture.service("web", 10, &AT_NODE, &[Who::Remote])
+        fixture.service("web", 10, &AT_NODE, &[Host::Remote])
     })?;
     for to in at_node(&context.fixture, NODE_PORT)? {
-        let expected = if to.is_ipv4() { by([Who::Remote]) } else { Fate::Refused };
-        assert_eq!(context.fate(Who::Outside, to, Protocol::Tcp)?, expected, "{to}");
+        let expected = if to.is_ipv4() { by([Host::Remote]) } else { Fate::Refused };
+        assert_eq!(context.fate(Host::Outside, to, Protocol::Tcp)?, expected, "{to}");
     }
     Ok(())
 }
@@ -132,12 +132,12 @@ fn a_family_without_a_range_serves_no_node_port() -> Result<()> {
 fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     let flag = "--nodeport-addresses=192.168.0.0/16";
     let context = AgentContext::new("np-follow", &[flag], |fixture| {
-        fixture.service("web", 10, &AT_NODE, &[Who::Remote])
+        fixture.service("web", 10, &AT_NODE, &[Host::Remote])
     })?;
     let node = &context.fixture.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
-        let ask = || context.fixture.ask(Who::Outside, to, Protocol::Tcp);
+        let ask = || context.fixture.ask(Host::Outside, to, Protocol::Tcp);
         observed("followed", SOON, ask, wanted).map(drop)
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;

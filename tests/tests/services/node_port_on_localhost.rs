@@ -13,7 +13,7 @@ use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::fixture::{Fixture, Host, PORT};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
@@ -26,7 +26,7 @@ const BOUND: Duration = Duration::from_secs(20);
 fn fixture(label: &str) -> Result<(Fixture, Settings)> {
     let fixture = Fixture::new(label)?;
     let ports = [Port::tcp("http", 80, PORT).at_node(NODE_PORT)];
-    let web = fixture.service("web", 10, &ports, &[Who::Bridged, Who::Remote])?;
+    let web = fixture.service("web", 10, &ports, &[Host::Bridged, Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let mut settings = fixture.cluster.settings();
     settings.flags.push("--nodeport-addresses=all,localhost".to_owned());
@@ -51,7 +51,7 @@ fn localhost_serves_node_ports_where_asked() -> Result<()> {
         assert!(fixture.cluster.is_nodes(seen)? && !seen.is_loopback(), "{outcome:?}");
         answered.extend(outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip())));
     }
-    assert_eq!(answered, BTreeSet::from([Who::Bridged, Who::Remote]));
+    assert_eq!(answered, BTreeSet::from([Host::Bridged, Host::Remote]));
     let explained = agent.explain(LOCALHOST, None, to, Protocol::Tcp)?;
     assert_eq!(
         (explained.verdict.as_str(), explained.masquerade),
@@ -75,7 +75,7 @@ fn neighbour(fixture: &Fixture) -> Result<()> {
 
 /// What becomes of the neighbour's connection.
 fn intrude(fixture: &Fixture) -> Result<Outcome> {
-    fixture.ask(Who::Routed, PRIVATE, Protocol::Tcp)
+    fixture.ask(Host::Routed, PRIVATE, Protocol::Tcp)
 }
 
 fn set(node: &Netns, value: &str) -> Result<()> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::{Agent, programmed};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::packets::probe::Protocol::Tcp;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(20);
 #[test]
 fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     let context = AgentContext::new("nft-chains", &[], |fixture| {
-        fixture.service("web", 10, &HTTP, &[Who::Remote])
+        fixture.service("web", 10, &HTTP, &[Host::Remote])
     })?;
     let chains = || -> Result<BTreeSet<String>> {
         let node = &context.fixture.cluster.world.node;
@@ -31,11 +31,15 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     };
     let mut after = None;
     for round in 0..6 {
-        let mut many =
-            context.fixture.service("web", 10, &HTTP, &[Who::Bridged, Who::Routed, Who::Remote])?;
+        let mut many = context.fixture.service(
+            "web",
+            10,
+            &HTTP,
+            &[Host::Bridged, Host::Routed, Host::Remote],
+        )?;
         many[0]["spec"]["sessionAffinity"] = "ClientIP".into();
         context.becomes(&many)?;
-        context.becomes(&context.fixture.service("web", 10, &HTTP, &[Who::Remote])?)?;
+        context.becomes(&context.fixture.service("web", 10, &HTTP, &[Host::Remote])?)?;
         let now = chains()?;
         assert_eq!(after.get_or_insert_with(|| now.clone()), &now, "round {round}");
     }
@@ -48,10 +52,10 @@ fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
 #[test]
 fn nobody_elses_nft_is_run() -> Result<()> {
     let context = AgentContext::new("nft-alone", &[], |fixture| {
-        fixture.service("web", 10, &HTTP, &[Who::Remote])
+        fixture.service("web", 10, &HTTP, &[Host::Remote])
     })?;
     let pid = context.agent.pid();
-    let mut more = context.fixture.service("web", 10, &HTTP, &[Who::Remote, Who::Bridged])?;
+    let mut more = context.fixture.service("web", 10, &HTTP, &[Host::Remote, Host::Bridged])?;
     more[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     // Whatever it had run would be in the accounts of its children, even when it has ended.
     programmed(&context.agent, || context.fixture.cluster.manifests.put("services", &more), || ())?;
@@ -65,7 +69,7 @@ fn nobody_elses_nft_is_run() -> Result<()> {
 #[test]
 fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
     let AgentContext { fixture, agent } = AgentContext::new("restart-known", &[], |fixture| {
-        fixture.service("web", 10, &HTTP, &[Who::Remote])
+        fixture.service("web", 10, &HTTP, &[Host::Remote])
     })?;
     assert!(agent.terminate()?.success());
     let manifests = fixture.cluster.manifests.folder();
@@ -76,7 +80,7 @@ fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
     assert_eq!(agent.status()?["synced"], json!(false), "nothing is known yet");
     for _ in 0..20 {
         for like in service_ips(10) {
-            let outcome = fixture.ask(Who::Outside, (like, 80).into(), Tcp)?;
+            let outcome = fixture.ask(Host::Outside, (like, 80).into(), Tcp)?;
             assert!(outcome.endpoint().is_some(), "{outcome:?}");
         }
     }

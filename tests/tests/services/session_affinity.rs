@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::programmed;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, every_protocol, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
@@ -20,13 +20,13 @@ use crate::context::{AgentContext, HTTP, at};
 
 const NODE_PORT: u16 = 30080;
 const TWO: [Port; 2] = [HTTP[0], Port::tcp("more", 81, PORT)];
-const ALL: [Who; 3] = [Who::Bridged, Who::Routed, Who::Remote];
-const CLIENTS: [Who; 4] = [Who::Bridged, Who::Routed, Who::Remote, Who::Outside];
+const ALL: [Host; 3] = [Host::Bridged, Host::Routed, Host::Remote];
+const CLIENTS: [Host; 4] = [Host::Bridged, Host::Routed, Host::Remote, Host::Outside];
 
 /// Who answers whom, over what and in which family.
-type Choices = BTreeMap<(usize, String), Who>;
+type Choices = BTreeMap<(usize, String), Host>;
 
-fn put(fixture: &Fixture, members: &[Who]) -> Result<()> {
+fn put(fixture: &Fixture, members: &[Host]) -> Result<()> {
     let ports: Vec<Port> =
         every_protocol().into_iter().map(|port| port.at_node(NODE_PORT)).collect();
     let mut objects = fixture.service("sticky", 10, &ports, members)?;
@@ -37,10 +37,10 @@ fn put(fixture: &Fixture, members: &[Who]) -> Result<()> {
 /// Asks at the cluster IP and at the node port, more than once: all must be answered by the same.
 fn choice(
     fixture: &Fixture,
-    who: Who,
+    who: Host,
     frontends: [SocketAddr; 2],
     protocol: Protocol,
-) -> Result<Who> {
+) -> Result<Host> {
     let mut chosen = None;
     for frontend in [frontends, frontends].concat() {
         let outcome = fixture.ask(who, frontend, protocol)?;
@@ -60,7 +60,7 @@ fn choices(fixture: &Fixture) -> Result<Choices> {
     let mut found = Choices::new();
     for (number, who) in CLIENTS.into_iter().enumerate() {
         for ip in service_ips(10) {
-            let node = fixture.address(Who::ThisNode, ip)?;
+            let node = fixture.address(Host::ThisNode, ip)?;
             let frontends = [SocketAddr::new(ip, 80), SocketAddr::new(node, NODE_PORT)];
             for protocol in PROTOCOLS {
                 let by = choice(fixture, who, frontends, protocol)?;
@@ -75,15 +75,15 @@ fn choices(fixture: &Fixture) -> Result<Choices> {
 fn a_client_keeps_its_endpoint_while_others_come_and_go_and_loses_it_with_the_endpoint()
 -> Result<()> {
     let fixture = Fixture::new("aff-churn")?;
-    put(&fixture, &[Who::Bridged, Who::Routed, Who::Remote])?;
+    put(&fixture, &[Host::Bridged, Host::Routed, Host::Remote])?;
     let agent = fixture.cluster.start_agent()?;
     let mut before = choices(&fixture)?;
     let churn = [
-        &[Who::Routed, Who::Remote][..],
-        &[Who::Remote],
-        &[Who::Bridged, Who::Remote],
-        &[Who::Bridged, Who::Routed],
-        &[Who::Remote, Who::Bridged, Who::Routed],
+        &[Host::Routed, Host::Remote][..],
+        &[Host::Remote],
+        &[Host::Bridged, Host::Remote],
+        &[Host::Bridged, Host::Routed],
+        &[Host::Remote, Host::Bridged, Host::Routed],
     ];
     for members in churn {
         programmed(&agent, || put(&fixture, members), || ())?;
@@ -126,7 +126,7 @@ fn fill(fixture: &Fixture, clients: usize) -> Result<()> {
 }
 
 /// Sends SYNs from as many addresses, none of which is the sender's.
-fn flood(fixture: &Fixture, who: Who, to: SocketAddr, sources: usize) -> Result<()> {
+fn flood(fixture: &Fixture, who: Host, to: SocketAddr, sources: usize) -> Result<()> {
     let SocketAddr::V4(to) = to else { bail!("{to} is not of IPv4") };
     let send = || -> Result<()> {
         let raw =
@@ -145,14 +145,14 @@ fn flood(fixture: &Fixture, who: Who, to: SocketAddr, sources: usize) -> Result<
 
 /// A service at the cluster IPs of `number`, over TCP.
 fn put_tcp(fixture: &Fixture, name: &str, number: u8) -> Result<()> {
-    let members = [Who::Bridged, Who::Routed, Who::Remote];
+    let members = [Host::Bridged, Host::Routed, Host::Remote];
     let mut objects = fixture.service(name, number, &[Port::tcp("http", 80, PORT)], &members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     fixture.cluster.manifests.put(name, &objects)
 }
 
 /// Who answers `who` at a service of IPv4, time after time.
-fn kept(fixture: &Fixture, who: Who, number: u8) -> Result<Who> {
+fn kept(fixture: &Fixture, who: Host, number: u8) -> Result<Host> {
     let frontend = SocketAddr::new(service_ips(number)[0], 80);
     choice(fixture, who, [frontend, frontend], Protocol::Tcp)
 }
@@ -163,17 +163,17 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     put_tcp(&fixture, "flooded", 10)?;
     put_tcp(&fixture, "other", 11)?;
     let agent = fixture.cluster.start_agent()?;
-    let before = kept(&fixture, Who::Outside, 10)?;
+    let before = kept(&fixture, Host::Outside, 10)?;
     let listed = times(LISTED_AT_FULL_LENGTH, LISTED);
     fill(&fixture, listed)?;
-    flood(&fixture, Who::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
+    flood(&fixture, Host::Routed, SocketAddr::new(service_ips(10)[0], 80), FORGED - listed)?;
 
     for who in CLIENTS {
         kept(&fixture, who, 11).context("a new client of another service")?;
     }
-    let after = kept(&fixture, Who::Outside, 10)?;
+    let after = kept(&fixture, Host::Outside, 10)?;
     ensure!(after == before, "remembered with {before:?}, sent to {after:?}");
-    for who in [Who::Bridged, Who::Remote] {
+    for who in [Host::Bridged, Host::Remote] {
         kept(&fixture, who, 10).context("a new client of the flooded service")?;
     }
 
@@ -212,22 +212,22 @@ fn forged_clients_of_one_service_end_nobodys_affinity() -> Result<()> {
     // A restarted agent, which remembers nothing, does not read all these clients.
     agent.terminate()?;
     let _agent = fixture.cluster.start_agent()?;
-    let restarted = kept(&fixture, Who::Outside, 10)?;
+    let restarted = kept(&fixture, Host::Outside, 10)?;
     ensure!(restarted == before, "remembered with {before:?}, sent to {restarted:?}");
     Ok(())
 }
 
-fn sticky(fixture: &Fixture, members: &[Who]) -> Result<Vec<Value>> {
+fn sticky(fixture: &Fixture, members: &[Host]) -> Result<Vec<Value>> {
     let mut objects = fixture.service("web", 10, &TWO, members)?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     Ok(objects)
 }
 
 /// The one that all connections of a client go to.
-fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Who> {
+fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Host> {
     let mut answered = BTreeSet::new();
     for _ in 0..12 {
-        let outcome = context.fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+        let outcome = context.fixture.ask(Host::Outside, to, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{to}: {outcome:?}"))?;
         answered.extend(context.fixture.owner(endpoint.ip()));
     }
@@ -243,7 +243,7 @@ fn affinity_is_per_port_and_forgets_who_is_removed() -> Result<()> {
     for (first, second) in first.into_iter().zip(second) {
         // A service port each: where the one's choice goes, the other's need not.
         let (gone, kept) = (chosen(&context, first)?, chosen(&context, second)?);
-        let rest: Vec<Who> = ALL.into_iter().filter(|who| *who != gone).collect();
+        let rest: Vec<Host> = ALL.into_iter().filter(|who| *who != gone).collect();
         context.becomes(&sticky(&context.fixture, &rest)?)?;
         let next = chosen(&context, first)?;
         assert_ne!(next, gone, "it is no endpoint any more");

@@ -37,7 +37,7 @@ impl PlanNotices {
                 text: remark.to_string(),
             });
         }
-        if changes.cluster_network_policies || !changes.firewall.sides.is_empty() {
+        if changes.cluster_network_policies || !changes.firewall.pod_rules.is_empty() {
             let ties = plan.firewall().map(FirewallPlan::ties).unwrap_or_default();
             ties.difference(&self.ties).flat_map(of_tie).for_each(|notice| (self.send)(notice));
             self.ties = ties;

@@ -30,7 +30,7 @@ pub(super) struct PluginWaits {
 
 /// A plugin's ADD or DEL that waits for its pod.
 struct PluginWait {
-    asked: WaitFor,
+    request: WaitFor,
     reply: Reply<WaitAnswer>,
     since: Instant,
     policies: PolicyFreshness,
@@ -39,26 +39,26 @@ struct PluginWait {
 /// Whether the policies of a new pod's namespace are as new as its ADD.
 #[derive(Clone, Copy, PartialEq)]
 enum PolicyFreshness {
-    /// They are still to be asked for.
+    /// They are still to be requested.
     Due,
-    /// They are asked for, with this ticket.
-    Asked(u64),
+    /// They are requested, with this ticket.
+    Requested(u64),
     /// They are, or could not be read in time.
     Done,
 }
 
 impl PluginWaits {
     /// Takes in a request. `reply` is sent by [`Self::release`].
-    pub(super) fn push(&mut self, asked: WaitFor, reply: Reply<WaitAnswer>, metrics: &Metrics) {
-        let since = asked_at(&asked, metrics);
-        self.waiting.push(PluginWait { asked, reply, since, policies: PolicyFreshness::Due });
+    pub(super) fn push(&mut self, request: WaitFor, reply: Reply<WaitAnswer>, metrics: &Metrics) {
+        let since = requested_at(&request, metrics);
+        self.waiting.push(PluginWait { request, reply, since, policies: PolicyFreshness::Due });
     }
 
     /// The addresses of pods whose ADDs wait.
     pub(super) fn awaited(&self, plan: &Plan) -> HashSet<IpAddr> {
-        let adds = self.waiting.iter().filter(|wait| !wait.asked.removed);
+        let adds = self.waiting.iter().filter(|wait| !wait.request.removed);
         let pods = adds.filter(|wait| !wait.reply.is_closed());
-        let pods = pods.filter_map(|wait| plan.attachment(&wait.asked.wait_for));
+        let pods = pods.filter_map(|wait| plan.attachment(&wait.request.wait_for));
         pods.flat_map(|pod| pod.ips.iter().copied()).collect()
     }
 
@@ -84,11 +84,11 @@ impl PluginWaits {
                 || !flush.unsearched().any(|candidates| candidates.has_departed_of(&pod.ips))
         };
         let is_done = |wait: &PluginWait| {
-            engine.has_programmed(&wait.asked)
-                && match engine.plan().attachment(&wait.asked.wait_for) {
+            engine.has_programmed(&wait.request)
+                && match engine.plan().attachment(&wait.request.wait_for) {
                     Some(pod) => wait.policies == PolicyFreshness::Done && is_own(pod),
                     None => {
-                        let id = &wait.asked.wait_for;
+                        let id = &wait.request.wait_for;
                         has_left_nothing && !portmap.is_some_and(|portmap| portmap.has_left(id))
                     }
                 }
@@ -98,7 +98,7 @@ impl PluginWaits {
             let answered = wait.reply.send(Ok(WaitAnswer { programmed: true, reason: None }));
             let outcome = if answered.is_ok() { "programmed" } else { "gave_up" };
             let (own, took) = (&metrics.own, wait.since.elapsed().as_secs_f64());
-            if wait.asked.removed {
+            if wait.request.removed {
                 own.plugin_removal_wait.observe(took);
             } else {
                 own.plugin_waits.get_or_create(&[("outcome", outcome)]).inc();
@@ -111,23 +111,24 @@ impl PluginWaits {
     /// come through its watch later.
     fn read_policies(&mut self, plan: &Plan, reader: &mpsc::Sender<PolicyRead>) {
         // Pods of one namespace that come together share a read.
-        let mut asked: HashMap<Arc<str>, PolicyFreshness> = HashMap::new();
+        let mut requested: HashMap<Arc<str>, PolicyFreshness> = HashMap::new();
         let due = self.waiting.iter_mut().filter(|wait| wait.policies == PolicyFreshness::Due);
         for wait in due {
-            let Some(recorded) = plan.attachment(&wait.asked.wait_for) else { continue };
+            let Some(recorded) = plan.attachment(&wait.request.wait_for) else { continue };
             let Some(pod) = &recorded.pod else {
                 wait.policies = PolicyFreshness::Done;
                 continue;
             };
-            let freshness = asked.entry(pod.namespace.clone()).or_insert_with_key(|namespace| {
-                self.last_ticket += 1;
-                let (namespace, ticket) = (namespace.clone(), self.last_ticket);
-                // There is no reader if policies are not enforced, or come from manifests.
-                match reader.try_send(PolicyRead { namespace, ticket }) {
-                    Ok(()) => PolicyFreshness::Asked(ticket),
-                    Err(_) => PolicyFreshness::Done,
-                }
-            });
+            let freshness =
+                requested.entry(pod.namespace.clone()).or_insert_with_key(|namespace| {
+                    self.last_ticket += 1;
+                    let (namespace, ticket) = (namespace.clone(), self.last_ticket);
+                    // There is no reader if policies are not enforced, or come from manifests.
+                    match reader.try_send(PolicyRead { namespace, ticket }) {
+                        Ok(()) => PolicyFreshness::Requested(ticket),
+                        Err(_) => PolicyFreshness::Done,
+                    }
+                });
             wait.policies = *freshness;
         }
     }
@@ -135,7 +136,8 @@ impl PluginWaits {
     /// Notes which reads of policies are done.
     pub(super) fn policies_read(&mut self, done: &HashSet<u64>) {
         for wait in &mut self.waiting {
-            if matches!(wait.policies, PolicyFreshness::Asked(ticket) if done.contains(&ticket)) {
+            if matches!(wait.policies, PolicyFreshness::Requested(ticket) if done.contains(&ticket))
+            {
                 wait.policies = PolicyFreshness::Done;
             }
         }
@@ -144,9 +146,9 @@ impl PluginWaits {
 
 /// When the plugin sent the request; now if the request does not say. Records how long the request
 /// waited for the loop.
-fn asked_at(asked: &WaitFor, metrics: &Metrics) -> Instant {
+fn requested_at(request: &WaitFor, metrics: &Metrics) -> Instant {
     let now = now();
-    let Some(delay) = asked.asked_at.and_then(since) else { return now };
+    let Some(delay) = request.asked_at.and_then(since) else { return now };
     metrics.own.plugin_request_delay.observe(delay.as_secs_f64());
     now.checked_sub(delay).unwrap_or(now)
 }

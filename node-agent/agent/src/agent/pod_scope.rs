@@ -30,11 +30,11 @@ impl PodScopeChooser {
             && config.features.network_policy
             && mode != WatchPods::All;
         may_be_some.then(|| {
-            let (wanted, asked) = watch::channel(None);
+            let (wanted, chosen) = watch::channel(None);
             let (count, nodes) = watch::channel(NodeCount::default());
             let count = (mode == WatchPods::Auto).then_some(count);
             let chooser = Self { watch: PodWatch::new(mode, linger), wanted, nodes };
-            (chooser, PodScopes { wanted: asked, nodes: count })
+            (chooser, PodScopes { wanted: chosen, nodes: count })
         })
     }
 

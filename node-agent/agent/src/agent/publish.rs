@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::history::History;
 use crate::config::Config;
-use crate::control::Question;
+use crate::control::AgentRequest;
 use crate::engine::Engine;
 use crate::http::{Published, StartFacts};
 use denizen_backend::Backend;
@@ -60,7 +60,7 @@ impl Publisher {
     /// A publisher and its receivers. `requests` is the channel to the loop.
     pub(super) fn new(
         config: &Config,
-        requests: mpsc::Sender<Question>,
+        requests: mpsc::Sender<AgentRequest>,
         start: StartFacts,
     ) -> (Self, Published) {
         let (loop_state, loop_state_receiver) = watch::channel(LoopState::starting(start.instant));

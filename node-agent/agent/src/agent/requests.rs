@@ -5,7 +5,7 @@ use tracing::info;
 
 use super::view::{self, status};
 use super::{Agent, QUEUE};
-use crate::control::{ExplainQuery, Question, server_addresses};
+use crate::control::{AgentRequest, ExplainQuery, server_addresses};
 use crate::engine::Engine;
 use crate::log::LogLevelQuery;
 use denizen_observe::status::metrics::{SyncExtent, set_gauges};
@@ -16,35 +16,35 @@ use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
 /// one of them led to it.
 pub(super) fn answer_all(
     agent: &mut Agent,
-    first: Question,
-    requests: &mut mpsc::Receiver<Question>,
+    first: AgentRequest,
+    requests: &mut mpsc::Receiver<AgentRequest>,
 ) -> Option<bool> {
     let mut programmed = answer(agent, first);
     // Bounded, so that a flood of requests does not delay other work.
     for _ in 0..QUEUE {
-        let Ok(asked) = requests.try_recv() else { break };
-        programmed = answer(agent, asked).or(programmed);
+        let Ok(request) = requests.try_recv() else { break };
+        programmed = answer(agent, request).or(programmed);
     }
     // Once for all of them: hundreds of ADDs may wait.
     agent.release();
     programmed
 }
 
-/// Returns whether programming succeeded; `None` if the question led to none. A client that is gone
+/// Returns whether programming succeeded; `None` if the request led to none. A client that is gone
 /// is not an error.
-fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
-    match question {
-        Question::WaitFor(asked, reply) => {
-            agent.plugin_waits.push(asked, reply, &agent.publisher.metrics);
+fn answer(agent: &mut Agent, request: AgentRequest) -> Option<bool> {
+    match request {
+        AgentRequest::WaitFor(wait_for, reply) => {
+            agent.plugin_waits.push(wait_for, reply, &agent.publisher.metrics);
         }
-        Question::Explain(query, reply) => {
+        AgentRequest::Explain(query, reply) => {
             let explained = explained(&mut agent.engine, &query).map(|(packet, explanation)| {
                 let off = agent.bridges.hairpin_off();
                 without_hairpin(agent.engine.plan(), &packet, off, explanation)
             });
             let _ = reply.send(explained);
         }
-        Question::Announce(address, reply) => {
+        AgentRequest::Announce(address, reply) => {
             let Some(announced) = agent.routing.explain(address) else {
                 let _ = reply.send(Err("nothing is announced: see --routing-mode".to_owned()));
                 return None;
@@ -52,14 +52,14 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
             // BIRD may be slow to answer; the loop does not wait for it.
             tokio::spawn(async move { reply.send(Ok(announced.await)) });
         }
-        Question::Trace(query, reply) => {
+        AgentRequest::Trace(query, reply) => {
             let explained = explained(&mut agent.engine, &query).map(|(packet, explanation)| {
                 let backend = agent.backend.to_string();
                 Prediction::of(agent.engine.plan(), &packet, explanation, backend)
             });
             let _ = reply.send(explained);
         }
-        Question::Sample(reply) => {
+        AgentRequest::Sample(reply) => {
             let Some((sampled, is_new)) = agent.sampling.begin(&mut agent.engine) else {
                 let error = "no rule of this agent's in nf_tables drops packets: services are not in \
                              nf_tables (--backend), and NetworkPolicies are not enforced here";
@@ -70,20 +70,20 @@ fn answer(agent: &mut Agent, question: Question) -> Option<bool> {
             let _ = reply.send(Ok(sampled));
             return programmed;
         }
-        Question::Names(reply) => drop(reply.send(Ok(agent.engine.names()))),
-        Question::VirtualServers(reply) => {
+        AgentRequest::Names(reply) => drop(reply.send(Ok(agent.engine.names()))),
+        AgentRequest::VirtualServers(reply) => {
             let _ = reply.send(Ok(server_addresses(agent.engine.plan())));
         }
-        Question::LogLevel(query, reply) => {
+        AgentRequest::LogLevel(query, reply) => {
             let level = agent.log.apply(&query).map_err(|error| error.to_string());
             if let (Ok(level), false) = (&level, query == LogLevelQuery::Show) {
                 info!(level = level.level, "log level changed");
             }
             let _ = reply.send(level);
         }
-        Question::Status(reply) => drop(reply.send(Ok(status(agent)))),
-        Question::View(query, reply) => drop(reply.send(Ok(view::view(agent, &query)))),
-        Question::Measure(reply) => {
+        AgentRequest::Status(reply) => drop(reply.send(Ok(status(agent)))),
+        AgentRequest::View(query, reply) => drop(reply.send(Ok(view::view(agent, &query)))),
+        AgentRequest::Measure(reply) => {
             let status = status(agent);
             let Agent { engine, publisher, .. } = agent;
             set_gauges(&publisher.metrics, &status, engine.figures(), engine.plan());

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use crate::control::{self, Question};
+use crate::control::{self, AgentRequest};
 
 /// How often the directory is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,13 +35,13 @@ pub(super) struct RunDirState {
 }
 
 /// Creates the run directory if it is missing, and serves its socket, with requests passed to
-/// `asked`, until the agent ends.
+/// `to_loop`, until the agent ends.
 ///
 /// # Errors
 /// When the directory cannot be used, or another agent answers there.
 pub(super) async fn start(
     path: &Path,
-    asked: mpsc::Sender<Question>,
+    to_loop: mpsc::Sender<AgentRequest>,
 ) -> anyhow::Result<RunDirState> {
     let dir = RunDir::create(path).context("cannot use the run directory")?;
     let mount = mount_of(dir.dir()).context("cannot find the mount of the run directory")?;
@@ -49,7 +49,7 @@ pub(super) async fn start(
     let (problems, problem_receiver) = watch::channel(Vec::new());
     let (is_lost, lost_receiver) = watch::channel(false);
     let restorer = Restorer { path: path.to_owned(), mount, problems, is_lost };
-    tokio::spawn(restorer.keep(socket, asked));
+    tokio::spawn(restorer.keep(socket, to_loop));
     Ok(RunDirState { problems: problem_receiver, is_lost: lost_receiver })
 }
 
@@ -96,9 +96,9 @@ struct Restorer {
 }
 
 impl Restorer {
-    async fn keep(self, socket: Socket, asked: mpsc::Sender<Question>) {
+    async fn keep(self, socket: Socket, to_loop: mpsc::Sender<AgentRequest>) {
         let mut socket = Some(socket);
-        while !asked.is_closed() {
+        while !to_loop.is_closed() {
             let lost = self.lost();
             let is_lost = lost.is_some();
             self.is_lost.send_if_modified(|was_lost| replace(was_lost, is_lost) != is_lost);
@@ -106,7 +106,7 @@ impl Restorer {
             self.report(lost.or_else(|| failed.map(|error| format!("{error:#}"))));
             let answering = async {
                 match &socket {
-                    Some(socket) => control::serve(&socket.listener, &asked).await,
+                    Some(socket) => control::serve(&socket.listener, &to_loop).await,
                     None => std::future::pending().await,
                 }
             };

@@ -76,9 +76,9 @@ pub(super) async fn start(
     events: &mpsc::Sender<Vec<Event>>,
 ) -> anyhow::Result<(Sources, Option<SharedClient>)> {
     let (unknown_pods, unknown) = watch::channel(BTreeSet::new());
-    let (read_policies, asked) = mpsc::channel(READS);
+    let (read_policies, requests) = mpsc::channel(READS);
     let (done, policies_read) = mpsc::channel(READS);
-    let reads = PolicyReads { asked, done };
+    let reads = PolicyReads { requests, done };
     let (pod_scope, scopes) = PodScopeChooser::open(config).unzip();
     let FollowedObjects { mut problems, api, client } =
         follow_objects(config, scopes, &unknown, reads, wrong_policies, events).await?;

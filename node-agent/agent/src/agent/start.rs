@@ -21,7 +21,7 @@ use super::stop::Stop;
 use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources, view};
 use crate::config::Config;
 use crate::config::file::FlagsInForce;
-use crate::control::Question;
+use crate::control::AgentRequest;
 use crate::engine::Engine;
 use crate::flush::Flush;
 use crate::http::{self, StartFacts};
@@ -54,8 +54,8 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     };
     open_files::raise_limit();
     let _lock = lock_namespace()?;
-    let (asked, requests) = mpsc::channel(QUEUE);
-    let run_dir = run_dir::start(&config.run_dir, asked.clone()).await?;
+    let (to_loop, requests) = mpsc::channel(QUEUE);
+    let run_dir = run_dir::start(&config.run_dir, to_loop.clone()).await?;
     let enforcer = network_policy::choose(&mut config);
     let egress = sources::egress_at_start(&config);
     // Signals are handled before anything that may wait for long: without a handler, process 1 of a
@@ -67,7 +67,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         () = attachments::adopt_at_start(&records) => {}
     }
     let Inputs { mut sources, events, notices } = start_sources(&config).await?;
-    let publisher = start_http(&config, &startup, asked, notices.clone(), &mut sources)?;
+    let publisher = start_http(&config, &startup, to_loop, notices.clone(), &mut sources)?;
     sources.problems.push(run_dir.problems);
     let (foreign_change, forward_findings) = watch_forward(&config);
     let portmap = start_portmap(&config, &mut sources);
@@ -127,7 +127,7 @@ async fn start_sources(config: &Config) -> anyhow::Result<Inputs> {
 fn start_http(
     config: &Config,
     startup: &Startup,
-    asked: mpsc::Sender<Question>,
+    to_loop: mpsc::Sender<AgentRequest>,
     notices: Notices,
     sources: &mut Sources,
 ) -> anyhow::Result<Publisher> {
@@ -138,7 +138,7 @@ fn start_http(
         at: Timestamp::now(),
         instant: now(),
     };
-    let (publisher, published) = Publisher::new(config, asked, start);
+    let (publisher, published) = Publisher::new(config, to_loop, start);
     let problems = http::start(config.listen, published, notices);
     sources.problems.extend(problems.context("cannot start the HTTP servers")?);
     Ok(publisher)

@@ -7,7 +7,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tracing::info;
 
 use super::now;
-use crate::control::Question;
+use crate::control::AgentRequest;
 use crate::flush::Step;
 use denizen_model::Event;
 
@@ -20,7 +20,7 @@ pub(super) enum Next {
     ForeignChange(bool),
     Flush(Step),
     Continue,
-    Request(Question),
+    Request(AgentRequest),
     Portmap,
     EndSampling,
     Announce,

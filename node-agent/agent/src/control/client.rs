@@ -25,7 +25,7 @@ use denizen_plan::explain::{Announced, Explanation};
 /// iptables is busy for some seconds.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 
-/// Asks the agent of a run directory. Each question waits for its answer for a limited time.
+/// Asks the agent of a run directory. Each request waits for its answer for a limited time.
 ///
 /// Each fails with [`ControlError::Nobody`] if no agent runs, with [`ControlError::Silent`] if it
 /// does not answer in time, and with [`ControlError::Refused`] and the agent's reason if it refuses.

@@ -17,9 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::{ControlError, Question, Reply, Request};
+use super::{AgentRequest, ControlError, Reply, Request};
 
-/// The future answer to a request; `None` if the loop drops the question.
+/// The future answer to a request; `None` if the loop drops it.
 type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
 
 /// Size limit of a request in bytes. Requests are small.
@@ -55,7 +55,7 @@ pub async fn listen(run_dir: &Path) -> Result<UnixListener, ControlError> {
 
 /// Accepts connections until the receiver of requests is closed. Accepted connections continue if
 /// this is dropped.
-pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Question>) {
+pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<AgentRequest>) {
     while !requests.is_closed() {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -71,7 +71,7 @@ pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<Question>) {
 
 /// Answers requests in order until the client has no more. Those that come together are answered
 /// together.
-async fn converse(stream: UnixStream, requests: mpsc::Sender<Question>) {
+async fn converse(stream: UnixStream, requests: mpsc::Sender<AgentRequest>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::with_capacity(USUAL_REQUEST, read.take(LONGEST_REQUEST));
     loop {
@@ -102,11 +102,11 @@ async fn converse(stream: UnixStream, requests: mpsc::Sender<Question>) {
 }
 
 /// Passes a request on to the loop; `None` if the loop has ended.
-async fn send(line: &str, requests: &mpsc::Sender<Question>) -> Option<JsonAnswer> {
+async fn send(line: &str, requests: &mpsc::Sender<AgentRequest>) -> Option<JsonAnswer> {
     match serde_json::from_str(line) {
         Ok(request) => {
-            let (question, answer) = question(request);
-            requests.send(question).await.ok()?;
+            let (call, answer) = with_reply(request);
+            requests.send(call).await.ok()?;
             Some(answer)
         }
         Err(error) => {
@@ -116,28 +116,30 @@ async fn send(line: &str, requests: &mpsc::Sender<Question>) -> Option<JsonAnswe
     }
 }
 
-/// The question that a request asks, and its answer.
-fn question(request: Request) -> (Question, JsonAnswer) {
+/// What the loop is asked for a request of the socket, and its future answer.
+fn with_reply(request: Request) -> (AgentRequest, JsonAnswer) {
     match request {
-        Request::WaitFor(asked) => with_answer(|reply| Question::WaitFor(asked, reply)),
-        Request::Explain { explain } => with_answer(|reply| Question::Explain(explain, reply)),
-        Request::Announce { announce } => with_answer(|reply| Question::Announce(announce, reply)),
-        Request::Trace { trace } => with_answer(|reply| Question::Trace(trace, reply)),
-        Request::Names { .. } => with_answer(Question::Names),
-        Request::VirtualServers { .. } => with_answer(Question::VirtualServers),
-        Request::Sample { .. } => with_answer(Question::Sample),
-        Request::LogLevel { log_level } => {
-            with_answer(|reply| Question::LogLevel(log_level, reply))
+        Request::WaitFor(wait_for) => with_answer(|reply| AgentRequest::WaitFor(wait_for, reply)),
+        Request::Explain { explain } => with_answer(|reply| AgentRequest::Explain(explain, reply)),
+        Request::Announce { announce } => {
+            with_answer(|reply| AgentRequest::Announce(announce, reply))
         }
-        Request::Status { .. } => with_answer(Question::Status),
-        Request::View { view } => with_answer(|reply| Question::View(view, reply)),
-        Request::Measure { .. } => with_answer(Question::Measure),
+        Request::Trace { trace } => with_answer(|reply| AgentRequest::Trace(trace, reply)),
+        Request::Names { .. } => with_answer(AgentRequest::Names),
+        Request::VirtualServers { .. } => with_answer(AgentRequest::VirtualServers),
+        Request::Sample { .. } => with_answer(AgentRequest::Sample),
+        Request::LogLevel { log_level } => {
+            with_answer(|reply| AgentRequest::LogLevel(log_level, reply))
+        }
+        Request::Status { .. } => with_answer(AgentRequest::Status),
+        Request::View { view } => with_answer(|reply| AgentRequest::View(view, reply)),
+        Request::Measure { .. } => with_answer(AgentRequest::Measure),
     }
 }
 
 fn with_answer<T: Serialize + Send + 'static>(
-    question: impl FnOnce(Reply<T>) -> Question,
-) -> (Question, JsonAnswer) {
+    request: impl FnOnce(Reply<T>) -> AgentRequest,
+) -> (AgentRequest, JsonAnswer) {
     let (reply, answered) = oneshot::channel();
     let answer = async move {
         Some(match answered.await.ok()? {
@@ -145,7 +147,7 @@ fn with_answer<T: Serialize + Send + 'static>(
             Err(error) => json!({ "error": error }),
         })
     };
-    (question(reply), Box::pin(answer))
+    (request(reply), Box::pin(answer))
 }
 
 /// Waits for the answers; `None` if there will be none.

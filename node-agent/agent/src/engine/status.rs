@@ -9,7 +9,7 @@ use denizen_model::Listing;
 use denizen_observe::status::{
     DrainingStatus, HostPortsStatus, IpvsStatus, NetworkPolicyStatus, Status,
 };
-use denizen_plan::{FirewallPlan, HostPortPlan, Plan, Remark, ServicePlan, Sides};
+use denizen_plan::{FirewallPlan, HostPortPlan, Plan, PodRules, Remark, ServicePlan};
 
 /// The most remarks of one kind that are shown.
 const MOST_REMARKS: usize = 32;
@@ -85,8 +85,8 @@ fn network_policy<B>(
     let firewall = engine.firewall.as_mut()?;
     let report = firewall.report(plan);
     errors.extend(report.rejected.into_iter().chain(report.errors));
-    let count = |is: fn(&Sides) -> bool| {
-        let has = |ip: &IpAddr| decided.sides(*ip).is_some_and(is);
+    let count = |is: fn(&PodRules) -> bool| {
+        let has = |ip: &IpAddr| decided.pod_rules(*ip).is_some_and(is);
         plan.recorded().iter().filter(|pod| pod.ips.iter().any(has)).count()
     };
     let model = engine.planner.model();
@@ -101,8 +101,8 @@ fn network_policy<B>(
         cluster_policies: decided.tiers_in_force(),
         not_understood: policies.filter(|policy| !policy.is_understood).count()
             + tiers.filter(|policy| !policy.is_understood).count(),
-        isolated: count(Sides::is_isolated),
-        pending: count(Sides::is_pending),
+        isolated: count(PodRules::is_isolated),
+        pending: count(PodRules::is_pending),
         identities: decided.identity_count(),
         elements: report.elements,
         waiting: report.waiting,

@@ -13,7 +13,7 @@ use super::ask::ask;
 use super::connections::Connections;
 use super::page::{is_meant_for, page};
 use super::{Published, Site};
-use crate::control::Question;
+use crate::control::AgentRequest;
 use denizen_model::{ServiceName, family_of};
 use denizen_observe::status::health::HealthReport;
 use denizen_observe::status::metrics::CONTENT_TYPE as METRICS;
@@ -65,10 +65,10 @@ impl Answers {
             ),
             "/metrics" => {
                 // If the loop hangs, the last figures are served.
-                let _ = ask(&self.published.requests, Question::Measure).await;
+                let _ = ask(&self.published.requests, AgentRequest::Measure).await;
                 answer(StatusCode::OK, METRICS, self.published.metrics.encode())
             }
-            "/proxyMode" => match ask(&self.published.requests, Question::Status).await {
+            "/proxyMode" => match ask(&self.published.requests, AgentRequest::Status).await {
                 Ok(status) => plain(StatusCode::OK, &status.backend),
                 Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is busy\n"),
             },

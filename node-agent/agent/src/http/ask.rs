@@ -1,11 +1,11 @@
-//! Questions to the agent's loop.
+//! Requests to the agent's loop.
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::control::{Question, Reply};
+use crate::control::{AgentRequest, Reply};
 
 /// Time limit for the loop's answer.
 const LOOP_TIME: Duration = Duration::from_secs(2);
@@ -15,13 +15,13 @@ const LOOP_TIME: Duration = Duration::from_secs(2);
 /// # Errors
 /// What to tell a person: the loop's reason, or that it does not answer in time.
 pub(super) async fn ask<T>(
-    requests: &mpsc::Sender<Question>,
-    question: impl FnOnce(Reply<T>) -> Question,
+    requests: &mpsc::Sender<AgentRequest>,
+    request: impl FnOnce(Reply<T>) -> AgentRequest,
 ) -> Result<T, String> {
     let (reply, answered) = oneshot::channel();
-    let question = question(reply);
+    let request = request(reply);
     let answer = async {
-        requests.send(question).await.ok()?;
+        requests.send(request).await.ok()?;
         answered.await.ok()
     };
     let silent =

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::ask::ask;
 use super::connections::Connections;
-use crate::control::{ExplainQuery, Question};
+use crate::control::{AgentRequest, ExplainQuery};
 use denizen_observe::connections::Summary;
 use denizen_observe::status::view::{View, ViewQuery};
 use denizen_page::{Answer, STYLE, addressed_to, answer, protect};
@@ -47,7 +47,7 @@ type Answered<T> = Result<T, String>;
 
 /// The page, or its style.
 pub(super) async fn page(
-    requests: &mpsc::Sender<Question>,
+    requests: &mpsc::Sender<AgentRequest>,
     connections: &Connections,
     request: &Request<Incoming>,
 ) -> Answer {
@@ -67,23 +67,23 @@ pub(super) async fn page(
 }
 
 async fn rendered(
-    requests: &mpsc::Sender<Question>,
+    requests: &mpsc::Sender<AgentRequest>,
     connections: &Connections,
     asking: &PageQuery,
 ) -> Answer {
     let query = asking.view.clone();
-    let view: Answered<View> = ask(requests, |reply| Question::View(query, reply)).await;
+    let view: Answered<View> = ask(requests, |reply| AgentRequest::View(query, reply)).await;
     let explanation: Option<Answered<Explanation>> =
         match (asking.from.as_str(), asking.to.as_str()) {
             ("", _) | (_, "") => None,
             (from, to) => {
                 let (from, to) = (from.to_owned(), to.to_owned());
                 let query = ExplainQuery { from, to };
-                Some(ask(requests, |reply| Question::Explain(query, reply)).await)
+                Some(ask(requests, |reply| AgentRequest::Explain(query, reply)).await)
             }
         };
     let summary: Option<Answered<Arc<Summary>>> = match asking.connections {
-        true => Some(connections.summary(ask(requests, Question::Names)).await),
+        true => Some(connections.summary(ask(requests, AgentRequest::Names)).await),
         false => None,
     };
     let status = match view {

@@ -399,8 +399,8 @@ pub(super) fn of_pod(
             }
         }
     }
-    let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
-    if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+    let mut judged = pod.ips.iter().filter_map(|ip| plan.pod_rules(*ip));
+    if judged.any(|pod_rules| pod_rules.ingress.isolation != Isolation::Open) {
         all.push(member(BridgeSet::IngressIsolated, key));
     }
     if plan.is_confined(pod) {

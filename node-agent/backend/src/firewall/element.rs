@@ -11,29 +11,32 @@ use super::tunnel::{self, TunnelKey};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Data, Element, Key, Value};
 use denizen_plan::{
-    AddressRange, Direction, FirewallPlan, Function, Isolation, PortKey, Sides, Tiered,
+    AddressRange, Direction, FirewallPlan, Isolation, PermittedPorts, PodRules, PortKey, Tiered,
 };
 
 pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// The elements that say how a pod's address is judged. Of the many cells of
-/// ClusterNetworkPolicies, only those that `others` do not have.
-pub fn of_sides(
+/// The elements that say how a pod's address is judged. Of its many peers
+/// under ClusterNetworkPolicies, only those that `others` do not have.
+pub fn of_pod_rules(
     address: IpAddr,
-    sides: &Sides,
-    others: Option<&Sides>,
+    pod_rules: &PodRules,
+    others: Option<&PodRules>,
     numbers: &Numbers,
 ) -> Vec<Element> {
     let key = Key::EMPTY.address(address);
-    if Direction::BOTH.iter().all(|side| sides.of(*side).isolation == Isolation::Pending) {
+    if Direction::BOTH
+        .iter()
+        .all(|direction| pod_rules.of(*direction).isolation == Isolation::Pending)
+    {
         return vec![member(FirewallSet::Pending, key)];
     }
     let mut elements = Vec::new();
     for direction in Direction::BOTH {
-        let side = sides.of(direction);
-        match side.isolation {
+        let rules = pod_rules.of(direction);
+        match rules.isolation {
             Isolation::Open => continue,
             // Without any permission.
             Isolation::Pending | Isolation::Isolated => {
@@ -41,7 +44,7 @@ pub fn of_sides(
             }
         }
         let mut with_ranges = None;
-        for permission in side.permissions.iter() {
+        for permission in rules.permissions.iter() {
             let peer = permission.peer.map_or(0, |id| numbers.number(id));
             let is_range =
                 matches!(permission.ports, PortKey::Range(_, first, last) if first < last);
@@ -53,23 +56,23 @@ pub fn of_sides(
             of_ports(key, direction, peer, permission.ports, &mut elements);
         }
         let others = others.and_then(|others| others.of(direction).tiered.as_ref());
-        let tiered = side.tiered.iter();
+        let tiered = rules.tiered.iter();
         elements.extend(
-            tiered.flat_map(|tiered| of_cells(address, direction, tiered, others, numbers)),
+            tiered.flat_map(|tiered| of_peers(address, direction, tiered, others, numbers)),
         );
     }
-    if sides.is_restricted() {
+    if pod_rules.is_restricted() {
         elements.push(member(FirewallSet::Itself, key.address(address)));
     }
-    if sides.is_tiered() {
+    if pod_rules.is_tiered() {
         elements.push(member(FirewallSet::Tiered, key));
     }
     elements
 }
 
-/// The cells of a pod that ClusterNetworkPolicies select, one for each peer; only those in which
-/// `others` differ.
-fn of_cells<'a>(
+/// What passes between a pod that ClusterNetworkPolicies select and its peers: only the peers for
+/// which `others` differ.
+fn of_peers<'a>(
     pod: IpAddr,
     direction: Direction,
     tiered: &'a Tiered,
@@ -77,50 +80,52 @@ fn of_cells<'a>(
     numbers: &'a Numbers,
 ) -> impl Iterator<Item = Element> + 'a {
     let peer = |id: Option<_>| id.map_or(NOBODY, |id| numbers.number(id));
-    let cells = tiered.cells.beyond(others.map(|others| &others.cells));
-    let cells = cells.map(move |(id, function)| (peer(*id), function));
-    let cells = cells.chain([(ITSELF, &tiered.itself)]);
-    // A missing cell means: nothing passes.
-    let cells = cells.filter(|(_, function)| !function.is_none());
-    cells.map(move |(peer, function)| Element {
-        set: FirewallSet::Cells(direction).id(),
+    let by_peer = tiered.by_peer.beyond(others.map(|others| &others.by_peer));
+    let by_peer = by_peer.map(move |(id, permitted)| (peer(*id), permitted));
+    let by_peer = by_peer.chain([(ITSELF, &tiered.itself)]);
+    // A peer that is missing means: nothing passes.
+    let by_peer = by_peer.filter(|(_, permitted)| !permitted.is_none());
+    by_peer.map(move |(peer, permitted)| Element {
+        set: FirewallSet::PortsByPeer(direction).id(),
         key: Key::EMPTY.address(pod).number(peer),
-        value: Value::Data(Data::EMPTY.number(numbers.function(function))),
+        value: Value::Data(Data::EMPTY.number(numbers.permitted(permitted))),
         comment: None,
     })
 }
 
-/// The functions of all pods of an IP version.
-pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Function> {
+/// The port sets of all pods of an IP version.
+pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&PermittedPorts> {
     let is_of_version = |address| version.is_none_or(|version| family_of(address) == version);
     let pods = plan.pods().filter(|(address, _)| is_of_version(*address));
-    let sides = pods.flat_map(|(_, sides)| Direction::BOTH.map(|direction| sides.of(direction)));
-    // Pods of one class share their cells.
+    let pod_rules =
+        pods.flat_map(|(_, pod_rules)| Direction::BOTH.map(|direction| pod_rules.of(direction)));
+    // Pods of one class share what passes to their peers.
     let (mut seen, mut all) = (HashSet::new(), HashSet::new());
-    for tiered in sides.filter_map(|side| side.tiered.as_ref()) {
+    for tiered in pod_rules.filter_map(|rules| rules.tiered.as_ref()) {
         all.insert(&tiered.itself);
-        if seen.insert(tiered.cells.address()) {
-            all.extend(tiered.cells.functions());
+        if seen.insert(tiered.by_peer.address()) {
+            all.extend(tiered.by_peer.permitted_sets());
         }
     }
     all
 }
 
-/// The elements that say what each function permits. The functions that permit everything and
+/// The elements that say what each port set permits. The port sets that permit everything and
 /// nothing need none.
 pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> Vec<Element> {
-    let functions = functions_of(plan, Some(version)).into_iter();
+    let permitted_sets = functions_of(plan, Some(version)).into_iter();
     let mut elements = Vec::new();
-    for function in functions.filter(|function| !function.is_all() && !function.is_none()) {
-        let id = numbers.function(function);
-        elements.extend(function.spans().flat_map(|(protocol, (first, last))| {
+    for permitted in permitted_sets.filter(|permitted| !permitted.is_all() && !permitted.is_none())
+    {
+        let id = numbers.permitted(permitted);
+        elements.extend(permitted.spans().flat_map(|(protocol, (first, last))| {
             let key = move |port| Key::EMPTY.byte(protocol.number()).port(port).number(id);
             parts(first, last).into_iter().map(move |part| match part {
                 PortPart::Port(port) => member(FirewallSet::FunctionPorts, key(port)),
                 PortPart::Prefix(prefix) => member(FirewallSet::FunctionPortRanges, key(prefix)),
             })
         }));
-        if function.passes_others() {
+        if permitted.passes_others() {
             elements.push(member(FirewallSet::FunctionOthers, Key::EMPTY.number(id)));
         }
     }
@@ -178,8 +183,8 @@ pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Eleme
     if plan.is_confined(pod) {
         elements.push(member(FirewallSet::RestrictedInterfaces, interface));
     }
-    let mut judged = pod.ips.iter().filter_map(|ip| plan.sides(*ip));
-    if judged.any(|sides| sides.ingress.isolation != Isolation::Open) {
+    let mut judged = pod.ips.iter().filter_map(|ip| plan.pod_rules(*ip));
+    if judged.any(|pod_rules| pod_rules.ingress.isolation != Isolation::Open) {
         elements.push(member(FirewallSet::IsolatedInterfaces, interface));
     }
     elements
@@ -222,8 +227,8 @@ pub fn all(
     let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
     elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
     elements.extend(of_functions(plan, version, numbers));
-    for (address, sides) in plan.pods().filter(|(address, _)| is_ours(*address)) {
-        elements.extend(of_sides(address, sides, None, numbers));
+    for (address, pod_rules) in plan.pods().filter(|(address, _)| is_ours(*address)) {
+        elements.extend(of_pod_rules(address, pod_rules, None, numbers));
     }
     elements.sort_unstable_by_key(|element| (element.set, element.key));
     elements.dedup_by_key(|element| (element.set, element.key));

@@ -17,7 +17,7 @@ use nix::libc;
 use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
-use denizen_plan::{Plan, Sides};
+use denizen_plan::{Plan, PodRules};
 
 /// Length of `struct ndmsg`, and the offset of its interface index.
 const NDMSG: usize = 12;
@@ -39,8 +39,8 @@ pub(super) fn restricted(
     plan: &Plan,
     addresses: impl Iterator<Item = IpAddr>,
 ) -> impl Iterator<Item = (Arc<str>, IpAddr)> {
-    let sides = |ip: &IpAddr| plan.firewall().and_then(|firewall| firewall.sides(*ip));
-    let restricted = addresses.filter(move |ip| sides(ip).is_some_and(Sides::is_restricted));
+    let pod_rules = |ip: &IpAddr| plan.firewall().and_then(|firewall| firewall.pod_rules(*ip));
+    let restricted = addresses.filter(move |ip| pod_rules(ip).is_some_and(PodRules::is_restricted));
     restricted.flat_map(|ip| {
         let pods = plan.recorded().iter().filter(move |pod| pod.ips.contains(&ip));
         pods.map(move |pod| (pod.interface.clone(), ip))

@@ -8,13 +8,13 @@ use std::net::IpAddr;
 
 use denizen_model::{Family, family_of};
 use denizen_nft::{Observed, Value, read_address};
-use denizen_plan::{Direction, FirewallPlan, Function, IdentityId, Sides};
+use denizen_plan::{Direction, FirewallPlan, IdentityId, PermittedPorts, PodRules};
 
-/// Bit of a function's number, which no identity has.
+/// Bit of a port set's number, which no identity has.
 const FUNCTION: u32 = 1 << 31;
-/// The function that permits everything.
+/// The port set that permits everything.
 pub const ALL: u32 = FUNCTION;
-/// The function that permits nothing.
+/// The port set that permits nothing.
 const NONE: u32 = FUNCTION | 1;
 /// The identity of addresses that no policy distinguishes from others.
 pub const NOBODY: u32 = FUNCTION - 2;
@@ -29,10 +29,10 @@ pub struct Numbers {
     /// Numbers that may be assigned again from the next change on.
     retired: Vec<u32>,
     next: u32,
-    functions: HashMap<Function, u32>,
+    permitted_sets: HashMap<PermittedPorts, u32>,
     functions_taken: BTreeSet<u32>,
-    /// Functions that no pod used after the last change.
-    unused: Vec<Function>,
+    /// Port sets that no pod used after the last change.
+    unused: Vec<PermittedPorts>,
 }
 
 impl Numbers {
@@ -60,39 +60,40 @@ impl Numbers {
         self.number(id)
     }
 
-    /// The number of a function; `NONE` if none was assigned.
-    pub fn function(&self, function: &Function) -> u32 {
-        match function.is_all() {
+    /// The number of a port set; `NONE` if none was assigned.
+    pub fn permitted(&self, permitted: &PermittedPorts) -> u32 {
+        match permitted.is_all() {
             true => ALL,
-            false => self.functions.get(function).copied().unwrap_or(NONE),
+            false => self.permitted_sets.get(permitted).copied().unwrap_or(NONE),
         }
     }
 
-    /// Gives a function a number if it has none. The number is a hash of what the function permits,
+    /// Gives a port set a number if it has none. The number is a hash of what the port set permits,
     /// so that a restarted agent finds most of the earlier run's elements correct.
-    fn assign_function(&mut self, function: &Function) {
-        if function.is_all() || function.is_none() || self.functions.contains_key(function) {
+    fn assign_permitted(&mut self, permitted: &PermittedPorts) {
+        if permitted.is_all() || permitted.is_none() || self.permitted_sets.contains_key(permitted)
+        {
             return;
         }
-        let mut number = digest(function);
+        let mut number = digest(permitted);
         while number <= NONE || self.functions_taken.contains(&number) {
             number = number.wrapping_add(1) | FUNCTION;
         }
         self.functions_taken.insert(number);
-        self.functions.insert(function.clone(), number);
+        self.permitted_sets.insert(permitted.clone(), number);
     }
 
-    /// Frees the numbers of functions that are not in `used` now, and were not after the last
+    /// Frees the numbers of port sets that are not in `used` now, and were not after the last
     /// change.
-    pub fn retire_functions(&mut self, used: &HashSet<&Function>) {
-        for function in std::mem::take(&mut self.unused) {
-            if !used.contains(&function)
-                && let Some(number) = self.functions.remove(&function)
+    pub fn retire_functions(&mut self, used: &HashSet<&PermittedPorts>) {
+        for permitted in std::mem::take(&mut self.unused) {
+            if !used.contains(&permitted)
+                && let Some(number) = self.permitted_sets.remove(&permitted)
             {
                 self.functions_taken.remove(&number);
             }
         }
-        let unused = self.functions.keys().filter(|function| !used.contains(function));
+        let unused = self.permitted_sets.keys().filter(|permitted| !used.contains(permitted));
         self.unused = unused.cloned().collect();
     }
 
@@ -105,21 +106,21 @@ impl Numbers {
             let blocks = plan.blocks().filter(|(range, _)| is_ours(&range.first));
             blocks.for_each(|(_, id)| self.assign(id));
             let pods = plan.pods().filter(|(address, _)| is_ours(address));
-            pods.for_each(|(_, sides)| self.assign_peers(sides, None));
+            pods.for_each(|(_, pod_rules)| self.assign_peers(pod_rules, None));
         }
     }
 
-    /// Gives every peer of a pod, and every function between them, a number. Those of `before`
+    /// Gives every peer of a pod, and every port set between them, a number. Those of `before`
     /// already have one.
-    pub fn assign_peers(&mut self, sides: &Sides, before: Option<&Sides>) {
+    pub fn assign_peers(&mut self, pod_rules: &PodRules, before: Option<&PodRules>) {
         for direction in Direction::BOTH {
-            let permissions = sides.of(direction).permissions.iter();
+            let permissions = pod_rules.of(direction).permissions.iter();
             permissions.filter_map(|permission| permission.peer).for_each(|id| self.assign(id));
-            let Some(tiered) = &sides.of(direction).tiered else { continue };
+            let Some(tiered) = &pod_rules.of(direction).tiered else { continue };
             let before = before.and_then(|before| before.of(direction).tiered.as_ref());
-            let cells = tiered.cells.beyond(before.map(|before| &before.cells));
-            cells.filter_map(|(id, _)| *id).for_each(|id| self.assign(id));
-            tiered.functions().for_each(|function| self.assign_function(function));
+            let by_peer = tiered.by_peer.beyond(before.map(|before| &before.by_peer));
+            by_peer.filter_map(|(id, _)| *id).for_each(|id| self.assign(id));
+            tiered.permitted_sets().for_each(|permitted| self.assign_permitted(permitted));
         }
     }
 
@@ -173,12 +174,12 @@ impl Numbers {
 }
 
 /// FNV-1a, the same in every version of this program. The caller resolves collisions.
-fn digest(function: &Function) -> u32 {
-    let spans = function.spans().flat_map(|(protocol, (first, last))| {
+fn digest(permitted: &PermittedPorts) -> u32 {
+    let spans = permitted.spans().flat_map(|(protocol, (first, last))| {
         let ports = [first.to_be_bytes(), last.to_be_bytes()].concat();
         std::iter::once(protocol.number()).chain(ports)
     });
-    let bytes = spans.chain([u8::from(function.passes_others())]);
+    let bytes = spans.chain([u8::from(permitted.passes_others())]);
     let digest = bytes
         .fold(0x811c_9dc5_u32, |digest, byte| (digest ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     digest | FUNCTION

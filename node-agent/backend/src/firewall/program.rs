@@ -319,13 +319,13 @@ impl Program {
     }
 
     /// Judges a pod that ClusterNetworkPolicies select, in three look-ups: the peer's number, the
-    /// function for pod and peer, the port in the function. The function includes all policies of
+    /// port set for pod and peer, the port in the port set. The port set includes all policies of
     /// all tiers.
     fn tiers(&self, direction: Direction) -> Chain {
         let permitted = || to(Verdict::Goto("permitted".into()));
         let itself = [self.is_in(FirewallSet::Itself)].into_iter().chain(becomes(ITSELF));
-        let cells = Assigned::Found(self.lookup(FirewallSet::Cells(direction)));
-        let cells = Statement::Assign(Variable::Priority, cells);
+        let by_peer = Assigned::Found(self.lookup(FirewallSet::PortsByPeer(direction)));
+        let by_peer = Statement::Assign(Variable::Priority, by_peer);
         let has_no_ports = WITH_PORTS
             .map(|protocol| Statement::NotEquals(Field::Protocol, Key::EMPTY.byte(protocol)));
         let others = [self.is_in(FirewallSet::FunctionOthers), permitted()];
@@ -339,7 +339,7 @@ impl Program {
                 "the peer's pod or node, whose number covers its networks too",
             ),
             rule("a pod and itself, through a service", itself),
-            rule("what passes between both, by all policies", [cells]),
+            rule("what passes between both, by all policies", [by_peer]),
             rule("everything", [is_everything(), permitted()]),
             rule("this port", [self.is_in(FirewallSet::FunctionPorts), permitted()]),
         ];

@@ -61,7 +61,7 @@ pub fn becomes(number: u32) -> [Statement; 2] {
     [Assigned::Zero, Assigned::Or(number)].map(|to| Statement::Assign(Variable::Priority, to))
 }
 
-/// Matches if that number is the function's that permits everything.
+/// Matches if that number is the port set's that permits everything.
 pub fn is_everything() -> Statement {
     let (mask, value) = (u32::MAX, number::ALL);
     Statement::Bits { field: Field::Priority, mask, equal: true, value }

@@ -37,13 +37,13 @@ pub enum FirewallSet {
     TunnelProtocols,
     /// Pods that ClusterNetworkPolicies select.
     Tiered,
-    /// For such a pod and a peer, the function that says what may pass between them.
-    Cells(Direction),
-    /// A function, and a destination port that it permits.
+    /// For such a pod and a peer, the port set that says what may pass between them.
+    PortsByPeer(Direction),
+    /// A port set, and a destination port that it permits.
     FunctionPorts,
-    /// A function, and destination ports that it permits, as prefixes.
+    /// A port set, and destination ports that it permits, as prefixes.
     FunctionPortRanges,
-    /// Functions that permit protocols without ports.
+    /// Port sets that permit protocols without ports.
     FunctionOthers,
     /// Flows that no policy permits. Packets fill it.
     Refusals(Direction),
@@ -169,17 +169,25 @@ const SETS: [SetDeclaration<FirewallSet>; 32] = {
             .why("by which the node takes packets out of packets"),
         SetDeclaration::new(FirewallSet::Tiered, "tiered", &[SOURCE])
             .why("local pods that ClusterNetworkPolicies select"),
-        SetDeclaration::new(FirewallSet::Cells(Ingress), "ingress-cells", &[DESTINATION, Priority])
-            .to(&[Priority])
-            .why(CELLS),
-        SetDeclaration::new(FirewallSet::Cells(Egress), "egress-cells", &[SOURCE, Priority])
-            .to(&[Priority])
-            .why(CELLS),
-        SetDeclaration::new(FirewallSet::FunctionPorts, "function-ports", FUNCTION)
+        SetDeclaration::new(
+            FirewallSet::PortsByPeer(Ingress),
+            "ingress-by_peer",
+            &[DESTINATION, Priority],
+        )
+        .to(&[Priority])
+        .why(CELLS),
+        SetDeclaration::new(
+            FirewallSet::PortsByPeer(Egress),
+            "egress-by_peer",
+            &[SOURCE, Priority],
+        )
+        .to(&[Priority])
+        .why(CELLS),
+        SetDeclaration::new(FirewallSet::FunctionPorts, "permitted-ports", FUNCTION)
             .why("protocol, destination port and number: it passes"),
-        SetDeclaration::new(FirewallSet::FunctionPortRanges, "function-port-ranges", FUNCTION)
+        SetDeclaration::new(FirewallSet::FunctionPortRanges, "permitted-port-ranges", FUNCTION)
             .why(PORT_RANGES),
-        SetDeclaration::new(FirewallSet::FunctionOthers, "function-others", &[Priority])
+        SetDeclaration::new(FirewallSet::FunctionOthers, "permitted-others", &[Priority])
             .why("numbers by which protocols without ports pass"),
         refusals(Ingress, "flows of the last 15 minutes that no policy permits to reach the pod"),
         refusals(Egress, "flows of the last 15 minutes that no policy permits the pod to begin"),
@@ -207,7 +215,7 @@ impl FirewallSet {
     fn is_in(self, scope: FirewallScope) -> bool {
         match self {
             Self::Tiered
-            | Self::Cells(_)
+            | Self::PortsByPeer(_)
             | Self::FunctionPorts
             | Self::FunctionPortRanges
             | Self::FunctionOthers => scope.is_tiered(),
@@ -241,7 +249,7 @@ impl FirewallSet {
             | Self::Ports(direction)
             | Self::WithPortRanges(direction)
             | Self::PortRanges(direction)
-            | Self::Cells(direction) => Some(direction),
+            | Self::PortsByPeer(direction) => Some(direction),
             Self::Pending
             | Self::Isolated(_)
             | Self::Itself

@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::attached::Attached;
 use super::bridge;
-use super::element::{all, functions_of, of_block, of_identity, of_sides, of_taken};
+use super::element::{all, functions_of, of_block, of_identity, of_pod_rules, of_taken};
 use super::neighbour::{drop_waiting, restricted};
 use super::noted::{note, of_each, replace};
 use super::number::Numbers;
@@ -20,8 +20,8 @@ use super::table::{FirewallContent, FirewallTable};
 use denizen_model::{Family, LocalPod, family_of};
 use denizen_nft::{Element, Keeper, Kernel, NftError, Observed, Rendering, Repair, TableFamily};
 use denizen_plan::{
-    FirewallChanges, FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, Sides,
-    SidesChange,
+    FirewallChanges, FirewallPlan, FirewallSettings, Isolation, Plan, PlanChanges, PodRules,
+    PodRulesChange,
 };
 use denizen_text::describe;
 
@@ -39,8 +39,8 @@ pub struct Firewall {
     of_pods: PodElements,
     /// The elements of nodes, bridges and tunnels, as noted last.
     surroundings: BTreeMap<TableFamily, Vec<Element>>,
-    /// The elements of functions, as noted last.
-    functions: BTreeMap<TableFamily, Vec<Element>>,
+    /// The elements of port sets, as noted last.
+    permitted_sets: BTreeMap<TableFamily, Vec<Element>>,
     /// How pods were attached when this was last updated.
     attached: Attached,
     /// Bridges whose frames IP rules do not see.
@@ -63,7 +63,7 @@ impl Firewall {
             records: Records::default(),
             of_pods: PodElements::default(),
             surroundings: BTreeMap::new(),
-            functions: BTreeMap::new(),
+            permitted_sets: BTreeMap::new(),
             attached: Attached::default(),
             without_netfilter: BTreeSet::new(),
             newcomers: Vec::new(),
@@ -177,8 +177,8 @@ impl Firewall {
     }
 
     fn note_newcomers(&mut self, plan: &Plan, changes: &PlanChanges) {
-        let was_open = |sides: &Sides| sides.ingress.isolation == Isolation::Open;
-        let all = changes.firewall.sides.iter();
+        let was_open = |pod_rules: &PodRules| pod_rules.ingress.isolation == Isolation::Open;
+        let all = changes.firewall.pod_rules.iter();
         let isolated = all.filter(|change| change.before.as_ref().is_none_or(was_open));
         let isolated = isolated.map(|change| change.address);
         let handed_over = changes.firewall.departed.iter().copied();
@@ -189,10 +189,10 @@ impl Firewall {
         let of_firewall = &changes.firewall;
         self.note_sides(of_firewall);
         self.note_identities(of_firewall);
-        if firewall.has_tiers() && !of_firewall.sides.is_empty() {
+        if firewall.has_tiers() && !of_firewall.pod_rules.is_empty() {
             self.numbers.retire_functions(&functions_of(firewall, None));
             let all = of_each(|table| table.of_functions(firewall, &self.numbers));
-            replace(&mut self.functions, &mut self.keepers, all);
+            replace(&mut self.permitted_sets, &mut self.keepers, all);
         }
         self.note_taken(of_firewall);
         if of_firewall.surroundings {
@@ -205,20 +205,22 @@ impl Firewall {
     /// Notes how the addresses of this node's pods are judged, and retires the numbers of
     /// identities that are gone: the elements before a change still have them.
     fn note_sides(&mut self, changes: &FirewallChanges) {
-        let of = |sides: Option<&Sides>, others, address, numbers: &Numbers| {
-            sides.map_or_else(Vec::new, |sides| of_sides(address, sides, others, numbers))
+        let of = |pod_rules: Option<&PodRules>, others, address, numbers: &Numbers| {
+            pod_rules.map_or_else(Vec::new, |pod_rules| {
+                of_pod_rules(address, pod_rules, others, numbers)
+            })
         };
-        let before = changes.sides.iter().map(|SidesChange { address, before, after }| {
+        let before = changes.pod_rules.iter().map(|PodRulesChange { address, before, after }| {
             of(before.as_ref(), after.as_ref(), *address, &self.numbers)
         });
         let before: Vec<Vec<Element>> = before.collect();
         let Self { numbers, keepers, .. } = self;
         numbers.retire(&changes.forgotten);
-        for (SidesChange { address, before: sides, after }, before) in
-            changes.sides.iter().zip(before)
+        for (PodRulesChange { address, before: pod_rules, after }, before) in
+            changes.pod_rules.iter().zip(before)
         {
-            after.iter().for_each(|after| numbers.assign_peers(after, sides.as_ref()));
-            let after = of(after.as_ref(), sides.as_ref(), *address, numbers);
+            after.iter().for_each(|after| numbers.assign_peers(after, pod_rules.as_ref()));
+            let after = of(after.as_ref(), pod_rules.as_ref(), *address, numbers);
             note(keepers, family_of(*address), before, after);
         }
     }
@@ -260,7 +262,7 @@ impl Firewall {
     fn note_pods(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let (records, owners) = (&changes.records, &changes.firewall.owners);
         let judged: BTreeSet<IpAddr> =
-            changes.firewall.sides.iter().map(|change| change.address).collect();
+            changes.firewall.pod_rules.iter().map(|change| change.address).collect();
         if records.is_empty() && owners.is_empty() && judged.is_empty() {
             return;
         }
@@ -346,7 +348,7 @@ impl Firewall {
         }
         self.set_scope(FirewallScope::of(firewall));
         self.numbers.assign_all(firewall);
-        self.functions = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
+        self.permitted_sets = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
         self.of_pods = PodElements::default();
         for pod in plan.recorded() {
             let elements = of_pod(firewall, pod, &self.without_netfilter);

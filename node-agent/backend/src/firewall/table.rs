@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::bridge;
-use super::element::{all, of_functions, of_pod, of_sides, of_surroundings};
+use super::element::{all, of_functions, of_pod, of_pod_rules, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
@@ -71,7 +71,7 @@ impl FirewallTable {
         }
     }
 
-    /// The elements of the functions for pods that ClusterNetworkPolicies select.
+    /// The elements of the port sets for pods that ClusterNetworkPolicies select.
     pub fn of_functions(self, firewall: &FirewallPlan, numbers: &Numbers) -> Vec<Element> {
         match self {
             Self::Ip(version) => of_functions(firewall, version, numbers),
@@ -119,7 +119,7 @@ impl FirewallContent<'_> {
     fn of_each_pod(&self) -> impl Iterator<Item = Element> {
         let pods = self.firewall.pods();
         let pods = pods.filter(|(ip, _)| self.table == FirewallTable::Ip(family_of(*ip)));
-        pods.flat_map(|(address, sides)| of_sides(address, sides, None, self.numbers))
+        pods.flat_map(|(address, pod_rules)| of_pod_rules(address, pod_rules, None, self.numbers))
     }
 }
 
@@ -155,12 +155,12 @@ impl Content for FirewallContent<'_> {
     fn is_garbage(&self, set: SetId, key: &Key) -> bool {
         let FirewallTable::Ip(version) = self.table else { return false };
         let name = FirewallSet::of_id(set);
-        let functions = [
+        let permitted_sets = [
             FirewallSet::FunctionPorts,
             FirewallSet::FunctionPortRanges,
             FirewallSet::FunctionOthers,
         ];
-        if functions.contains(&name) {
+        if permitted_sets.contains(&name) {
             return true;
         }
         // A range that grows or shrinks has other parts, and a packet looks for one after another.
@@ -170,10 +170,11 @@ impl Content for FirewallContent<'_> {
         let Some(direction) = name.permits() else { return false };
         let bytes = key.as_bytes();
         let number = bytes.last_chunk().copied().map(u32::from_ne_bytes).unwrap_or_default();
-        let sides = read_address(version, bytes).and_then(|pod| self.firewall.sides(pod));
-        let is_looked_up = sides.is_some_and(|sides| {
-            let is_of_tiers = matches!(name, FirewallSet::Cells(_));
-            sides.of(direction).isolation != Isolation::Open && sides.is_tiered() == is_of_tiers
+        let pod_rules = read_address(version, bytes).and_then(|pod| self.firewall.pod_rules(pod));
+        let is_looked_up = pod_rules.is_some_and(|pod_rules| {
+            let is_of_tiers = matches!(name, FirewallSet::PortsByPeer(_));
+            pod_rules.of(direction).isolation != Isolation::Open
+                && pod_rules.is_tiered() == is_of_tiers
         });
         !self.numbers.is_in_use(number) || !is_looked_up
     }

@@ -317,7 +317,7 @@ impl CandidateTracker {
         let candidates = &mut self.candidates;
         candidates.restricted.extend(&changes.narrowed);
         candidates.departed.extend(&changes.departed);
-        candidates.relaxed.extend(changes.sides.iter().map(|change| change.address));
+        candidates.relaxed.extend(changes.pod_rules.iter().map(|change| change.address));
         candidates.relaxed.extend(changes.identities.iter().map(|change| change.of));
         candidates.all_relaxed |= changes.state || !changes.blocks.is_empty();
         candidates.marked_before |= !std::mem::replace(&mut self.knows_marked, true);

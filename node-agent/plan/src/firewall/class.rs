@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::cells::Cells;
-use super::function::{Function, PortSet};
+use super::direction_rules::{DirectionDecision, DirectionRules, Tiered};
 use super::identity::{Identities, IdentityId, IdentityKey};
 use super::peer::PeerTable;
 use super::permission::{ClassKey, Permission, Permissions, PortKey, RuleChanges};
+use super::permitted_ports::{PermittedPorts, PortSet};
+use super::ports_by_peer::PortsByPeer;
 use super::rules::PoliciesInForce;
-use super::side::{Side, SideDecision, Tiered};
 
 /// The classes in use.
 #[derive(Debug, Default)]
@@ -32,9 +32,9 @@ struct ClassAccess {
     /// By NetworkPolicies alone.
     permissions: Permissions,
     /// By policies of any kind, if ClusterNetworkPolicies select the pods.
-    cells: Option<Cells>,
+    by_peer: Option<PortsByPeer>,
     /// What passes between such a pod and itself, by its identity.
-    itself: BTreeMap<Option<IdentityId>, Function>,
+    itself: BTreeMap<Option<IdentityId>, PermittedPorts>,
 }
 
 /// The facts by which classes are decided.
@@ -47,7 +47,7 @@ pub(super) struct ClassFacts<'a> {
 
 impl Classes {
     /// Counts a pod with these decisions.
-    pub fn acquire(&mut self, decisions: [&SideDecision; 2]) {
+    pub fn acquire(&mut self, decisions: [&DirectionDecision; 2]) {
         for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
             if !self.all.contains_key(key) {
                 self.all.insert(key.clone(), Class::default());
@@ -60,7 +60,7 @@ impl Classes {
     }
 
     /// Counts one pod less with these decisions.
-    pub fn release(&mut self, decisions: [&SideDecision; 2]) {
+    pub fn release(&mut self, decisions: [&DirectionDecision; 2]) {
         for key in decisions.into_iter().filter_map(|decision| decision.class.as_ref()) {
             if let Some(class) = self.all.get_mut(key) {
                 class.users -= 1;
@@ -112,24 +112,24 @@ impl Classes {
     /// What passes to and from a pod whose address has this identity.
     pub fn side(
         &mut self,
-        decision: &SideDecision,
+        decision: &DirectionDecision,
         by: ClassFacts<'_>,
         own: Option<IdentityId>,
-    ) -> Side {
+    ) -> DirectionRules {
         let Some(key) = &decision.class else {
-            return Side::new(decision.isolation, Permissions::default(), None);
+            return DirectionRules::new(decision.isolation, Permissions::default(), None);
         };
         let class = self.all.get_mut(key).expect("the decision's pod acquired it");
         let access = class.access.get_or_insert_with(|| ClassAccess::of(key, by));
-        let tiered = access.cells.clone().map(|cells| {
+        let tiered = access.by_peer.clone().map(|by_peer| {
             let itself = access.itself.entry(own).or_insert_with(|| {
                 let peer = own.and_then(|id| by.identities.key(id)).cloned().unwrap_or_default();
                 let itself = key.itself(by.policies, by.peers, &peer);
-                itself.unwrap_or_else(Function::none)
+                itself.unwrap_or_else(PermittedPorts::none)
             });
-            Tiered { cells, itself: itself.clone() }
+            Tiered { by_peer, itself: itself.clone() }
         });
-        Side::new(decision.isolation, access.permissions.clone(), tiered)
+        DirectionRules::new(decision.isolation, access.permissions.clone(), tiered)
     }
 }
 
@@ -147,8 +147,8 @@ impl ClassAccess {
     }
 
     fn passing(&self, peer: Option<IdentityId>) -> PortSet {
-        if let Some(cells) = &self.cells {
-            return cells.of(peer).map(|function| function.ports().clone()).unwrap_or_default();
+        if let Some(by_peer) = &self.by_peer {
+            return by_peer.of(peer).map(|permitted| permitted.ports().clone()).unwrap_or_default();
         }
         // They are sorted by peer.
         let of = |peer: Option<IdentityId>| {
@@ -167,12 +167,13 @@ impl ClassAccess {
         set
     }
 
-    /// Decides the cells of a class. Decisions of `before` about identities in use are kept.
+    /// Decides what passes between a class and its peers. Decisions of `before` about identities in
+    /// use are kept.
     fn by_tiers(class: &ClassKey, by: ClassFacts<'_>, before: Self) -> Self {
         let ClassFacts { policies, identities, peers } = by;
-        let cells = class.cells(policies, identities, peers, before.cells.as_ref());
+        let by_peer = class.by_peer(policies, identities, peers, before.by_peer.as_ref());
         let mut itself = before.itself;
         itself.retain(|id, _| id.is_none_or(|id| identities.key(id).is_some()));
-        Self { cells, itself, ..Self::default() }
+        Self { by_peer, itself, ..Self::default() }
     }
 }

@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
+use super::direction_rules::{DirectionDecision, DirectionRules, Isolation};
 use super::evaluation::{ClassPacket, ClassVerdict, Evaluation};
 use super::rules::Direction;
-use super::side::{Isolation, Side, SideDecision};
 use super::tier::TierStep;
 use super::{FirewallPlan, ToNode};
 use denizen_model::{PolicyName, Protocol};
@@ -81,7 +81,7 @@ impl FlowCheck<'_> {
     pub(super) fn rejection(&self) -> Option<PolicyRejection> {
         let mut restricting = self.restricting().into_iter().flatten();
         restricting.find_map(|(direction, pod)| {
-            let side = self.plan.sides.get(&pod)?.of(direction);
+            let side = self.plan.pod_rules.get(&pod)?.of(direction);
             let is_refused = !self.passes(side, other_end(self.flow, direction));
             is_refused.then_some(PolicyRejection { direction, pod })
         })
@@ -116,8 +116,8 @@ impl FlowCheck<'_> {
         let [is_from_node, is_to_node] =
             [self.flow.source, self.flow.destination].map(|end| self.plan.own.contains(&end));
         let of = |direction, pod: IpAddr, counts: bool| {
-            let sides = self.plan.sides.get(&pod)?;
-            (counts && (!is_to_itself || sides.is_tiered())).then_some((direction, pod))
+            let pod_rules = self.plan.pod_rules.get(&pod)?;
+            (counts && (!is_to_itself || pod_rules.is_tiered())).then_some((direction, pod))
         };
         let to_node = match self.plan.settings.to_node {
             ToNode::Enforce => true,
@@ -129,19 +129,19 @@ impl FlowCheck<'_> {
         ]
     }
 
-    fn passes(&self, side: &Side, peer: IpAddr) -> bool {
+    fn passes(&self, side: &DirectionRules, peer: IpAddr) -> bool {
         match side.isolation {
             Isolation::Open => true,
             Isolation::Pending => false,
             Isolation::Isolated => {
                 if let Some(tiered) = &side.tiered {
-                    let function = match self.flow.source == self.flow.destination {
+                    let permitted = match self.flow.source == self.flow.destination {
                         true => Some(&tiered.itself),
                         false => tiered.of(self.plan.identity_of(peer)),
                     };
                     let port = self.flow.port.map_or(0, NonZeroU16::get);
-                    return function
-                        .is_some_and(|function| function.passes(self.flow.protocol, port));
+                    return permitted
+                        .is_some_and(|permitted| permitted.passes(self.flow.protocol, port));
                 }
                 let identity = self.plan.identity_of(peer);
                 side.permissions.iter().any(|permission| {
@@ -152,7 +152,7 @@ impl FlowCheck<'_> {
         }
     }
 
-    fn result(&self, decision: &SideDecision, peer: IpAddr) -> (Vec<TierStep>, PolicyResult) {
+    fn result(&self, decision: &DirectionDecision, peer: IpAddr) -> (Vec<TierStep>, PolicyResult) {
         let class = match (decision.isolation, &decision.class) {
             (Isolation::Open, _) => return (Vec::new(), PolicyResult::Open),
             (Isolation::Isolated, Some(class)) => class,

@@ -13,12 +13,12 @@
 //! | `group` | which peers cover which pods, by labels |
 //! | `blocks` | which peers cover which addresses |
 //! | `address` | who has which address, and its identity |
-//! | `side` | which pods are isolated |
+//! | `direction_rules` | which pods are isolated |
 //! | `address_key` | what addresses stand for that no pod has |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
 //! | `tie` | which of them have one priority |
-//! | `function` | what passes between a pod and a peer, whoever says so |
-//! | `cells` | what passes between a pod and all its peers |
+//! | `permitted_ports` | what passes between a pod and a peer, whoever says so |
+//! | `ports_by_peer` | what passes between a pod and all its peers |
 //! | `permission` | what an isolated pod may do |
 //! | `evaluation` | what a class's policies say of one packet, and which rule decides |
 //! | `decider` | what passes between classes and identities, and who decides it |
@@ -31,21 +31,21 @@
 mod address;
 mod address_key;
 mod blocks;
-mod cells;
 mod class;
 mod decider;
+mod direction_rules;
 mod evaluation;
 mod flow;
-mod function;
 mod group;
 mod identity;
 mod narrowed;
 mod peer;
 mod permission;
+mod permitted_ports;
 mod pod_needs;
+mod ports_by_peer;
 mod rules;
 mod settings;
-mod side;
 #[cfg(test)]
 mod tests;
 mod tie;
@@ -59,32 +59,32 @@ use std::sync::Arc;
 use self::address::PodAddresses;
 use self::blocks::{Pieces, piece_of};
 use self::class::Classes;
+use self::direction_rules::{DirectionDecision, PodDescription};
 use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
 use self::pod_needs::NeedsTracker;
 use self::rules::PoliciesInForce;
-use self::side::{PodDescription, SideDecision};
 use self::update::FirewallUpdate;
 use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
 use ipnetwork::IpNetwork;
 
 pub use self::blocks::AddressRange;
-pub use self::cells::{Cell, Cells};
 pub(crate) use self::decider::port_edges;
 pub use self::decider::{Decider, TierDecider};
+pub use self::direction_rules::{DirectionRules, Isolation, PodRules, Tiered};
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
-pub(crate) use self::function::PortSet;
-pub use self::function::{Function, PortSpan};
 pub use self::identity::IdentityId;
 pub(crate) use self::permission::ClassKey;
 pub use self::permission::{Permission, PortKey};
+pub(crate) use self::permitted_ports::PortSet;
+pub use self::permitted_ports::{PermittedPorts, PortSpan};
 pub use self::pod_needs::{AllPodsReason, PodNeeds};
+pub use self::ports_by_peer::{PeerPorts, PortsByPeer};
 pub use self::rules::Direction;
 pub use self::settings::{FirewallSettings, IfRefused, KnownPods, ToNode};
-pub use self::side::{Isolation, Side, Sides, Tiered};
 pub use self::tie::PolicyTie;
 pub use self::tier::TierStep;
 
@@ -107,7 +107,7 @@ pub struct FirewallPlan {
     /// This node's bridges and tunnels.
     links: NodeLinks,
     subjects: BTreeMap<AttachmentId, FirewallPod>,
-    sides: BTreeMap<IpAddr, Sides>,
+    pod_rules: BTreeMap<IpAddr, PodRules>,
     owners: BTreeMap<IpAddr, AttachmentId>,
     /// The pods of the API, with the addresses that they claim.
     claims: HashMap<PodName, ClusterClaim>,
@@ -148,8 +148,8 @@ struct FirewallPod {
     added_at: Arc<str>,
     described: Option<PodDescription>,
     group: Option<GroupId>,
-    ingress: SideDecision,
-    egress: SideDecision,
+    ingress: DirectionDecision,
+    egress: DirectionDecision,
 }
 
 impl FirewallPod {
@@ -159,7 +159,7 @@ impl FirewallPod {
             && self.ips.iter().copied().eq(own_addresses(pod))
     }
 
-    fn decisions(&self) -> [&SideDecision; 2] {
+    fn decisions(&self) -> [&DirectionDecision; 2] {
         [&self.ingress, &self.egress]
     }
 
@@ -178,12 +178,12 @@ struct ClusterClaim {
 
 /// A changed decision about one address of this node's pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SidesChange {
+pub struct PodRulesChange {
     pub address: IpAddr,
     /// `None` if it was not a pod's.
-    pub before: Option<Sides>,
+    pub before: Option<PodRules>,
     /// `None` if it is no longer a pod's.
-    pub after: Option<Sides>,
+    pub after: Option<PodRules>,
 }
 
 /// A changed identity of a range or an address.
@@ -201,7 +201,7 @@ pub struct FirewallChanges {
     /// [`is_enforced`](FirewallPlan::is_enforced) differs.
     pub state: bool,
     /// The addresses of this node's pods about which decisions differ.
-    pub sides: Vec<SidesChange>,
+    pub pod_rules: Vec<PodRulesChange>,
     /// Addresses of pods.
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
@@ -276,23 +276,23 @@ impl FirewallPlan {
 
     /// Whether rules are needed at all. Without any policy they would only cost time.
     pub fn is_enforced(&self) -> bool {
-        self.any_policy || self.pods().any(|(_, sides)| sides.is_restricted())
+        self.any_policy || self.pods().any(|(_, pod_rules)| pod_rules.is_restricted())
     }
 
     /// The addresses of this node's pods, with the decisions about them.
-    pub fn pods(&self) -> impl Iterator<Item = (IpAddr, &Sides)> {
-        self.sides.iter().map(|(address, sides)| (*address, sides))
+    pub fn pods(&self) -> impl Iterator<Item = (IpAddr, &PodRules)> {
+        self.pod_rules.iter().map(|(address, pod_rules)| (*address, pod_rules))
     }
 
     /// The decisions about an address; `None` if it is not a pod's of this node.
-    pub fn sides(&self, address: IpAddr) -> Option<&Sides> {
-        self.sides.get(&address)
+    pub fn pod_rules(&self, address: IpAddr) -> Option<&PodRules> {
+        self.pod_rules.get(&address)
     }
 
     /// Whether one direction of a recorded pod is restricted, and the policies that isolate it.
     pub fn isolation(&self, pod: &LocalPod, direction: Direction) -> (Isolation, &[PolicyName]) {
-        let sides = pod.ips.iter().find_map(|ip| self.sides(*ip));
-        let isolation = sides.map_or(Isolation::Open, |sides| sides.of(direction).isolation);
+        let rules = pod.ips.iter().find_map(|ip| self.pod_rules(*ip));
+        let isolation = rules.map_or(Isolation::Open, |rules| rules.of(direction).isolation);
         let class = self.class(&pod.id, direction);
         (isolation, class.map(|class| &*class.policies).unwrap_or_default())
     }
@@ -365,7 +365,7 @@ impl FirewallPlan {
 
     /// Whether a policy restricts any direction of a recorded pod, or may do so.
     pub fn is_restricted(&self, pod: &LocalPod) -> bool {
-        pod.ips.iter().any(|ip| self.sides(*ip).is_some_and(Sides::is_restricted))
+        pod.ips.iter().any(|ip| self.pod_rules(*ip).is_some_and(PodRules::is_restricted))
     }
 
     /// Whether an address is a pod's or a node's, as far as they are known.

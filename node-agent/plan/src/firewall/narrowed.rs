@@ -8,18 +8,18 @@ use super::{FirewallChanges, FirewallPlan};
 
 /// The addresses of `all` restricted pods, or only of those whose decisions changed.
 pub fn narrowed(plan: &FirewallPlan, changes: &FirewallChanges, all: bool) -> BTreeSet<IpAddr> {
-    let restricted = || plan.pods().filter(|(_, sides)| sides.is_restricted());
+    let restricted = || plan.pods().filter(|(_, pod_rules)| pod_rules.is_restricted());
     if restricted().next().is_none() {
         return BTreeSet::new();
     }
-    let narrower = changes.sides.iter().filter(|change| {
+    let narrower = changes.pod_rules.iter().filter(|change| {
         let Some(after) = &change.after else { return false };
         match &change.before {
             // The previous owner of the address may have been open.
             None => after.is_restricted(),
             Some(before) => Direction::BOTH
                 .iter()
-                .any(|side| after.of(*side).is_narrower_than(before.of(*side))),
+                .any(|direction| after.of(*direction).is_narrower_than(before.of(*direction))),
         }
     });
     // A rule that denies by labels may apply to an address that had no identity before.

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use super::cells::Cells;
-use super::function::{Function, PortSet};
 use super::identity::{Identities, IdentityId, IdentityKey};
 use super::peer::PeerTable;
+use super::permitted_ports::{PermittedPorts, PortSet};
+use super::ports_by_peer::PortsByPeer;
 use super::rules::{Direction, PoliciesInForce, RuleInForce};
 use super::tier::{Rulebook, TierEvaluator};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
@@ -82,23 +82,23 @@ impl ClassKey {
         without_overlaps(all)
     }
 
-    /// What may pass between these pods and each identity. Cells of `before` are kept for
+    /// What may pass between these pods and each identity. Those of `before` are kept for
     /// identities in use.
-    pub(super) fn cells(
+    pub(super) fn by_peer(
         &self,
         rules: &PoliciesInForce,
         identities: &Identities,
         table: &PeerTable,
-        before: Option<&Cells>,
-    ) -> Option<Cells> {
+        before: Option<&PortsByPeer>,
+    ) -> Option<PortsByPeer> {
         let book = self.rulebook(rules)?;
         let evaluator = self.evaluator(table);
         let nobody = IdentityKey::default();
         let peers = [None].into_iter().chain(identities.iter().map(|(id, _)| Some(id)));
-        Some(Cells::new(peers, before, |peer| {
+        Some(PortsByPeer::new(peers, before, |peer| {
             let key = peer.and_then(|id| identities.key(id)).unwrap_or(&nobody);
             let permitted = || self.permitted(rules, key);
-            book.function(&evaluator, key, self.is_isolated.then_some(permitted))
+            book.permitted(&evaluator, key, self.is_isolated.then_some(permitted))
         }))
     }
 
@@ -119,10 +119,10 @@ impl ClassKey {
         rules: &PoliciesInForce,
         table: &PeerTable,
         own: &IdentityKey,
-    ) -> Option<Function> {
+    ) -> Option<PermittedPorts> {
         let book = self.rulebook(rules)?;
         let permitted = self.is_isolated.then_some(PortSet::all);
-        Some(book.function(&self.evaluator(table), own, permitted))
+        Some(book.permitted(&self.evaluator(table), own, permitted))
     }
 
     /// What NetworkPolicies permit to a peer.

@@ -57,7 +57,7 @@ fn one_more_remote_pod_is_one_more_identity() {
     planner.apply(vec![pod(500)]);
     let FirewallChanges {
         state,
-        sides,
+        pod_rules,
         identities,
         blocks,
         taken,
@@ -73,6 +73,6 @@ fn one_more_remote_pod_is_one_more_identity() {
     assert_eq!(of, ip("10.64.1.244"));
     assert_eq!((&taken[..], surroundings), (&[(of, true)][..], false));
     assert!(owners.is_empty(), "{owners:?}");
-    assert!(!state && sides.is_empty() && blocks.is_empty() && forgotten.is_empty());
+    assert!(!state && pod_rules.is_empty() && blocks.is_empty() && forgotten.is_empty());
     assert!(narrowed.is_empty() && departed.is_empty());
 }

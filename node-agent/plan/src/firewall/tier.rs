@@ -7,9 +7,9 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::decider::TierDecider;
-use super::function::{Function, PortSet};
 use super::identity::{IdentityKey, Knowledge};
 use super::peer::{PeerId, PeerScope, PeerTable};
+use super::permitted_ports::{PermittedPorts, PortSet};
 use super::rules::Direction;
 use denizen_model::{
     Action, Block, ClusterNetworkPolicy, Labels, LocalPod, ModelChange, NamedPort, Protocol, Tier,
@@ -283,14 +283,14 @@ impl<'a> Rulebook<'a> {
 
     /// What passes between the class and a peer. `by_network_policies`: what NetworkPolicies
     /// permit, if one isolates the class.
-    pub fn function(
+    pub fn permitted(
         &self,
         evaluator: &TierEvaluator<'_>,
         key: &IdentityKey,
         by_network_policies: Option<impl FnOnce() -> PortSet>,
-    ) -> Function {
+    ) -> PermittedPorts {
         let admin = self.admin.iter().map(|(_, rule)| *rule);
-        Function::new(evaluator.passing(admin, key, || match by_network_policies {
+        PermittedPorts::new(evaluator.passing(admin, key, || match by_network_policies {
             Some(permitted) => permitted(),
             None => {
                 let baseline = self.baseline.iter().map(|(_, rule)| *rule);

@@ -9,16 +9,16 @@ use super::address::{AddressClaimant, BlockLookup};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::class::ClassFacts;
+use super::direction_rules::{DirectionRules, PodDescription, PodRules, decisions_of};
 use super::group::{GroupFacts, GroupId, GroupKey};
 use super::identity::IdentityKey;
 use super::narrowed::narrowed;
 use super::peer::PeerScope;
 use super::permission::RuleChanges;
-use super::side::{PodDescription, Side, Sides, decisions_of};
 use super::tier::AllTiers;
 use super::{
     Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
-    SidesChange, own_addresses,
+    PodRulesChange, own_addresses,
 };
 use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
 use denizen_state::AttachmentId;
@@ -98,12 +98,13 @@ impl<'a> FirewallUpdate<'a> {
         let earlier = self.plan.earlier.get_or_insert_with(now);
         let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
         let late = late.filter(|_| !self.plan.left_open);
-        let pending = Sides { ingress: Side::pending(), egress: Side::pending() };
+        let pending =
+            PodRules { ingress: DirectionRules::pending(), egress: DirectionRules::pending() };
         let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
         let ips: BTreeSet<IpAddr> = ips.copied().collect();
-        let all: BTreeSet<IpAddr> = self.plan.sides.keys().chain(&ips).copied().collect();
-        let sides = all.into_iter().map(|ip| (ip, ips.contains(&ip).then(|| pending.clone())));
-        self.set_sides(sides.collect());
+        let all: BTreeSet<IpAddr> = self.plan.pod_rules.keys().chain(&ips).copied().collect();
+        let pod_rules = all.into_iter().map(|ip| (ip, ips.contains(&ip).then(|| pending.clone())));
+        self.set_pod_rules(pod_rules.collect());
     }
 
     fn update_known(
@@ -150,7 +151,7 @@ impl<'a> FirewallUpdate<'a> {
     fn note_narrowed(&mut self, all: bool) {
         match self.plan.is_enforced() {
             true => {
-                let gone = self.changes.sides.iter().filter(|change| change.after.is_none());
+                let gone = self.changes.pod_rules.iter().filter(|change| change.after.is_none());
                 self.changes.departed.extend(gone.map(|change| change.address));
             }
             false => self.changes.departed.clear(),
@@ -458,35 +459,35 @@ impl<'a> FirewallUpdate<'a> {
                 let subjects = ids.iter().filter_map(|id| self.plan.subjects.get(id));
                 addresses.extend(subjects.flat_map(FirewallPod::addresses));
             }
-            None => addresses.extend(self.plan.owners.keys().chain(self.plan.sides.keys())),
+            None => addresses.extend(self.plan.owners.keys().chain(self.plan.pod_rules.keys())),
         }
         let mut classes = std::mem::take(&mut self.plan.classes);
         let plan = &*self.plan;
         let by =
             ClassFacts { policies: &plan.rules, identities: &plan.identities, peers: &plan.peers };
-        let sides = addresses.into_iter().map(|ip| {
+        let pod_rules = addresses.into_iter().map(|ip| {
             let subject = plan.owners.get(&ip).and_then(|id| plan.subjects.get(id));
             let own = plan.identity_of(ip);
             let mut side = |decision| classes.side(decision, by, own);
-            let sides = subject.map(|subject| Sides {
+            let pod_rules = subject.map(|subject| PodRules {
                 ingress: side(&subject.ingress),
                 egress: side(&subject.egress),
             });
-            (ip, sides)
+            (ip, pod_rules)
         });
-        let sides = sides.collect();
+        let pod_rules = pod_rules.collect();
         self.plan.classes = classes;
-        self.set_sides(sides);
+        self.set_pod_rules(pod_rules);
     }
 
-    fn set_sides(&mut self, now: Vec<(IpAddr, Option<Sides>)>) {
+    fn set_pod_rules(&mut self, now: Vec<(IpAddr, Option<PodRules>)>) {
         for (address, after) in now {
             let before = match &after {
-                Some(sides) => self.plan.sides.insert(address, sides.clone()),
-                None => self.plan.sides.remove(&address),
+                Some(pod_rules) => self.plan.pod_rules.insert(address, pod_rules.clone()),
+                None => self.plan.pod_rules.remove(&address),
             };
             if before != after {
-                self.changes.sides.push(SidesChange { address, before, after });
+                self.changes.pod_rules.push(PodRulesChange { address, before, after });
             }
         }
     }

@@ -12,7 +12,7 @@ use super::end::{ComparedEnd, ComparedEnds};
 use super::facts::ImpactInputs;
 use super::{AccessChange, Impact, ImpactRow};
 use crate::firewall::{ClassKey, PortSet, port_edges};
-use crate::{Direction, FirewallPlan, Function, IdentityId};
+use crate::{Direction, FirewallPlan, IdentityId, PermittedPorts};
 use denizen_model::{Event, Family, PolicyName};
 
 /// A value in each of the two plans: before, and after.
@@ -273,7 +273,7 @@ impl<'a> PlanComparison<'a> {
                 direction,
                 subjects: subjects.into_iter().collect(),
                 peers: peers.into_iter().collect(),
-                ports: Function::new(shared.ports.get(ports).clone()),
+                ports: PermittedPorts::new(shared.ports.get(ports).clone()),
                 families: families.into_iter().collect(),
                 before,
                 after,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{AccessChange, Impact, ImpactEnd, ImpactRow, impact};
-use crate::{Decider, Direction, Function};
+use crate::{Decider, Direction, PermittedPorts};
 use denizen_fixture::ip;
 use denizen_model::{
     Block, ClusterPod, Event, Family, Labels, Namespaces, NetworkPolicy, Operator, OtherNode,
@@ -137,12 +137,12 @@ fn rows_are_cut_where_another_rule_decides() {
         vec![rule(0, vec![pods("web")], &[(80, 84)]), rule(1, vec![pods("web")], &[(83, 90)])];
     let before = [world(), vec![policy(app("db"), rules)]].concat();
     let found = impact(before, vec![policy(app("db"), Vec::new())]);
-    let cut: Vec<(Decider, Function)> =
+    let cut: Vec<(Decider, PermittedPorts)> =
         found.rows.iter().map(|row| (row.before.clone(), row.ports.clone())).collect();
     let name = PolicyName { namespace: "shop".into(), name: "p".into() };
     let [(first, of_first), (second, of_second)] = &cut[..] else { panic!("{cut:#?}") };
     assert_eq!((first, second), (&Decider::Rule(name.clone(), 0), &Decider::Rule(name, 1)));
-    let spans = |ports: &Function| ports.spans().map(|(_, span)| span).collect::<Vec<_>>();
+    let spans = |ports: &PermittedPorts| ports.spans().map(|(_, span)| span).collect::<Vec<_>>();
     assert_eq!((spans(of_first), spans(of_second)), (vec![(80, 84)], vec![(85, 90)]));
 }
 

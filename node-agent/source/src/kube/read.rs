@@ -43,7 +43,7 @@ pub struct PolicyRead {
 /// sent, or could not be had in time.
 #[derive(Debug)]
 pub struct PolicyReads {
-    pub asked: mpsc::Receiver<PolicyRead>,
+    pub requests: mpsc::Receiver<PolicyRead>,
     /// Gets their tickets.
     pub done: mpsc::Sender<u64>,
 }
@@ -126,7 +126,7 @@ impl PolicyReader {
             self.send(&mut requests).await;
             tokio::select! {
                 () = self.answers.closed() => return,
-                asked = self.reads.asked.recv() => match asked {
+                request = self.reads.requests.recv() => match request {
                     Some(PolicyRead { namespace, ticket }) => {
                         self.list_delay.end();
                         self.take(namespace, ticket);

@@ -12,7 +12,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, every_protocol, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::world::ip;
@@ -31,10 +31,10 @@ const NODE: [&str; 2] = ["192.168.0.2", "2001:db8::1"];
 
 /// Those whose connections nothing may disturb. (A connection of the node's own, to a service's
 /// address that the node has too, comes from that very address, and ends with it.)
-const OTHERS: [Who; 3] = [Who::Bridged, Who::Routed, Who::Outside];
+const OTHERS: [Host; 3] = [Host::Bridged, Host::Routed, Host::Outside];
 
 /// Those of them who connect all the time: the emulated processor has work for two.
-const CLIENTS: [Who; 2] = [Who::Bridged, Who::Outside];
+const CLIENTS: [Host; 2] = [Host::Bridged, Host::Outside];
 
 /// Between two connections of each: an emulated processor takes a third of that for one, and has
 /// others to work for.
@@ -71,7 +71,7 @@ impl GuestContext {
             context.serve(SocketAddr::new(web, 80), Protocol::Udp, &MEMBERS, PORT)?;
             context.serve(SocketAddr::new(frontend, 80), Protocol::Tcp, &MEMBERS, PORT)?;
         }
-        context.serve(echo(), Protocol::Tcp, &[Who::Routed], ECHO)?;
+        context.serve(echo(), Protocol::Tcp, &[Host::Routed], ECHO)?;
         for node in NODE.map(ip) {
             context.serve(SocketAddr::new(node, NODE_PORT), Protocol::Tcp, &MEMBERS, PORT)?;
         }
@@ -82,10 +82,10 @@ impl GuestContext {
         &mut self,
         at: SocketAddr,
         protocol: Protocol,
-        members: &[Who],
+        members: &[Host],
         port: u16,
     ) -> Result<()> {
-        let endpoint = |who: &Who| Ok(SocketAddr::new(self.fixture.address(*who, at.ip())?, port));
+        let endpoint = |who: &Host| Ok(SocketAddr::new(self.fixture.address(*who, at.ip())?, port));
         self.servers.push(VirtualServer {
             at,
             protocol,
@@ -96,7 +96,7 @@ impl GuestContext {
     }
 
     /// The endpoints of `web` from now on; `leaving` are among them and get no new connections.
-    pub(crate) fn web(&self, members: &[Who], leaving: &[Who]) -> Result<()> {
+    pub(crate) fn web(&self, members: &[Host], leaving: &[Host]) -> Result<()> {
         let mut objects = self.fixture.service("web", 10, &every_protocol(), members)?;
         for slice in &mut objects[1..] {
             for endpoint in slice["endpoints"].as_array_mut().context("endpoints")? {
@@ -143,7 +143,7 @@ impl GuestContext {
 
     /// Connections that stay.
     pub(crate) fn lasting(&self) -> Result<Vec<LongConnection>> {
-        let open = |who: &Who| LongConnection::open(self.fixture.place(*who).0, echo());
+        let open = |who: &Host| LongConnection::open(self.fixture.place(*who).0, echo());
         OTHERS.iter().map(open).collect()
     }
 
@@ -151,12 +151,12 @@ impl GuestContext {
     pub(crate) fn flow(&self) -> Result<KeptFlow> {
         let to = SocketAddr::new(service_ips(10)[0], 80);
         let (from, source) =
-            (self.fixture.place(Who::Bridged).0, self.fixture.address(Who::Bridged, to.ip())?);
+            (self.fixture.place(Host::Bridged).0, self.fixture.address(Host::Bridged, to.ip())?);
         KeptFlow::open(from, Protocol::Udp, source, to)
     }
 
     /// Connections of `clients` to all services, all the time.
-    fn load(&self, clients: &[Who]) -> Result<Load> {
+    fn load(&self, clients: &[Host]) -> Result<Load> {
         let mut load = Load::with_pause(PAUSE);
         for who in clients {
             let mut targets = Vec::new();
@@ -192,7 +192,7 @@ impl GuestContext {
 
     /// Everyone connects everywhere, the node too; how many connections that were.
     pub(crate) fn everyone(&self, what: &str) -> Result<u64> {
-        let load = self.load(&[&OTHERS[..], &[Who::ThisNode]].concat())?;
+        let load = self.load(&[&OTHERS[..], &[Host::ThisNode]].concat())?;
         thread::sleep(Duration::from_millis(300));
         let tally = load.stop()?;
         well(what, &tally)?;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Protocol;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 const DNS: u8 = 10;
 const DNS_PORT: u16 = 53;
 /// Whose questions the cache answers.
-const CLIENTS: [Who; 3] = [Who::Bridged, Who::Routed, Who::ThisNode];
+const CLIENTS: [Host; 3] = [Host::Bridged, Host::Routed, Host::ThisNode];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 
 fn dns(fixture: &Fixture) -> Result<Vec<Value>> {
@@ -28,7 +28,7 @@ fn dns(fixture: &Fixture) -> Result<Vec<Value>> {
         "metadata": { "name": "kubernetes" },
         "spec": { "cidrs": ["172.30.0.0/16", "fd00:172:30::/112"] },
     });
-    Ok([vec![range], fixture.service("dns", DNS, &ports, &[Who::Remote])?].concat())
+    Ok([vec![range], fixture.service("dns", DNS, &ports, &[Host::Remote])?].concat())
 }
 
 /// What the cache sets up, as `setupNetworking` of its node-cache does.
@@ -64,7 +64,7 @@ fn remove(node: &Netns) -> Result<()> {
 /// Everyone's questions are answered by the cache, or by the remote pod that is the DNS.
 fn answered(fixture: &Fixture, by_cache: bool) -> Result<()> {
     for to in service_ips(DNS).map(|ip| SocketAddr::new(ip, DNS_PORT)) {
-        let remote = SocketAddr::new(fixture.address(Who::Remote, to.ip())?, PORT);
+        let remote = SocketAddr::new(fixture.address(Host::Remote, to.ip())?, PORT);
         let expected = if by_cache { to } else { remote };
         for (who, protocol) in CLIENTS.iter().flat_map(|who| PROTOCOLS.map(|way| (*who, way))) {
             let outcome = fixture.ask(who, to, protocol)?;

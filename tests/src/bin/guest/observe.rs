@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::agent::trace::TraceCommand;
 use denizen_tests::agent::watch::WatchCommand;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::Protocol;
@@ -18,8 +18,8 @@ const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Whose packets, and what becomes of those to the service of this number.
-const PACKETS: [(Who, u8, &str); 3] =
-    [(Who::Bridged, 10, "sent"), (Who::Outside, 10, "sent"), (Who::Outside, 99, "refused")];
+const PACKETS: [(Host, u8, &str); 3] =
+    [(Host::Bridged, 10, "sent"), (Host::Outside, 10, "sent"), (Host::Outside, 99, "refused")];
 
 /// `trace` agrees with `explain` wherever the rules are nf_tables', and says why it follows nothing
 /// where they are not. `drops --watch` shows what is refused.
@@ -46,7 +46,7 @@ pub(crate) fn packets_are_followed() -> Result<()> {
 fn served(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
     let services = [
-        fixture.service("web", 10, &HTTP, &[Who::Routed])?,
+        fixture.service("web", 10, &HTTP, &[Host::Routed])?,
         fixture.service("lonely", 99, &HTTP, &[])?,
     ];
     fixture.cluster.manifests.put("services", &services.concat())?;
@@ -60,7 +60,7 @@ pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
     let node = &fixture.cluster.world.node;
     let mut agent = Agent::spawn(node, fixture.cluster.settings_with(Backend::Ipvs.flags()))?;
     agent.wait_programmed(PATIENCE)?;
-    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
         for ip in service_ips(10) {
             let to = SocketAddr::new(ip, 80);
             let tracing = follow(&fixture, &agent, who, to)?;
@@ -68,7 +68,7 @@ pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
             let traced = tracing.end()?;
             traced.ensure_as_predicted()?;
             let (packet, server) = (&traced.packets()[0], format!("{to}/tcp by rr"));
-            let end = SocketAddr::new(fixture.address(Who::Routed, ip)?, PORT);
+            let end = SocketAddr::new(fixture.address(Host::Routed, ip)?, PORT);
             ensure!(packet["virtualServer"] == server, "{who:?} to {to}: {packet:#}");
             ensure!(packet["lastDestination"]["address"] == end.to_string(), "{packet:#}");
         }
@@ -77,7 +77,7 @@ pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
     Ok(())
 }
 
-fn follow(fixture: &Fixture, agent: &Agent, who: Who, to: SocketAddr) -> Result<TraceCommand> {
+fn follow(fixture: &Fixture, agent: &Agent, who: Host, to: SocketAddr) -> Result<TraceCommand> {
     let (from, to) = (fixture.address(who, to.ip())?.to_string(), to.to_string());
     TraceCommand::start(&fixture.cluster.world.node, agent, &["--from", &from, "--to", &to])
 }
@@ -99,7 +99,7 @@ fn followed(fixture: &Fixture, agent: &Agent) -> Result<()> {
 
 fn refused(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let error = follow(fixture, agent, Who::Outside, to).err().context("it was followed")?;
+    let error = follow(fixture, agent, Host::Outside, to).err().context("it was followed")?;
     ensure!(error.to_string().contains("tables of ip_tables"), "{error:#}");
     Ok(())
 }
@@ -107,7 +107,7 @@ fn refused(fixture: &Fixture, agent: &Agent) -> Result<()> {
 fn watched(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let watching = WatchCommand::start(&fixture.cluster.world.node, agent, &["drops"])?;
     let to = SocketAddr::new(service_ips(99)[0], 80);
-    fixture.ask(Who::Routed, to, Protocol::Tcp)?;
+    fixture.ask(Host::Routed, to, Protocol::Tcp)?;
     let packet = watching.until("what is refused", |packet| packet["verdict"] == "refused")?;
     ensure!(packet["service"] == "default/lonely:http", "{packet:#}");
     ensure!(packet["source"]["name"] == "default/routed", "{packet:#}");

@@ -7,7 +7,7 @@ use crate::agent::{Agent, Explanation, Settings};
 use crate::eventually::eventually;
 use crate::node::cluster::serve;
 use crate::node::cni::Chain;
-use crate::node::fixture::{Fixture, PORT, PROTOCOLS, Who};
+use crate::node::fixture::{Fixture, Host, PORT, PROTOCOLS};
 use crate::node::netns::Netns;
 use crate::node::pod::{Pod, Wiring};
 use crate::oracle::flows::table::Backend;
@@ -183,14 +183,14 @@ impl Context {
     }
 
     /// What `explain` says of a connection of `who`, from its own address.
-    pub fn explain(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Explanation> {
+    pub fn explain(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Explanation> {
         self.fixture.explain(&self.agent, who, to, protocol)
     }
 
     /// `who` asks the pod's host port, and is answered by the pod as `explain` says.
     pub fn is_answered(
         &self,
-        who: Who,
+        who: Host,
         to: SocketAddr,
         protocol: Protocol,
         by: &Asking,
@@ -208,7 +208,7 @@ impl Context {
     }
 
     /// `who` does not reach any pod there, as `explain` says.
-    pub fn is_left_alone(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<()> {
+    pub fn is_left_alone(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<()> {
         let outcome = self.fixture.ask(who, to, protocol)?;
         ensure!(outcome == Outcome::Refused, "{who:?} to {to}/{protocol}: {outcome:?}");
         let explained = self.explain(who, to, protocol)?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::context::{BOUND, Context, every_protocol};
 use crate::eventually::observed;
 use crate::node::cluster::serve;
-use crate::node::fixture::{PORT, PROTOCOLS, Who};
+use crate::node::fixture::{Host, PORT, PROTOCOLS};
 use crate::node::netns::Netns;
 use crate::node::pod::Wiring;
 use crate::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -26,7 +26,7 @@ pub fn a_firewall_that_drops_is_opened_for_host_ports_alone(context: &Context) -
     for ip in addresses {
         for protocol in PROTOCOLS {
             let to = SocketAddr::new(*ip, 8080);
-            for who in [Who::Outside, Who::Routed] {
+            for who in [Host::Outside, Host::Routed] {
                 let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
                 let ask = || context.fixture.ask(who, to, protocol);
                 observed("served", BOUND, ask, is_served)?;
@@ -35,12 +35,12 @@ pub fn a_firewall_that_drops_is_opened_for_host_ports_alone(context: &Context) -
         }
         // What is not forwarded is not marked.
         let own = SocketAddr::new(*ip, 7070);
-        let outcome = context.fixture.ask(Who::Outside, own, Protocol::Tcp)?;
+        let outcome = context.fixture.ask(Host::Outside, own, Protocol::Tcp)?;
         ensure!(outcome.endpoint() == Some(own), "{own}: {outcome:?}");
         let pod = asking.address_like(*ip)?;
-        let from = context.fixture.address(Who::Outside, *ip)?;
+        let from = context.fixture.address(Host::Outside, *ip)?;
         let straight = Probe::tcp((pod, PORT).into()).from(from).patience(SILENCE);
-        let outcome = straight.ask_in(context.fixture.place(Who::Outside).0);
+        let outcome = straight.ask_in(context.fixture.place(Host::Outside).0);
         ensure!(outcome.endpoint().is_none(), "{pod}: {outcome:?}");
     }
     let arguments = ["-L", "-p", "tcp", "--dport", "7070"];

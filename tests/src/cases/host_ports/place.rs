@@ -9,7 +9,7 @@ use serde_json::json;
 use super::context::{Context, of_node, port_at};
 use crate::eventually::eventually;
 use crate::node::cluster::serve;
-use crate::node::fixture::Who;
+use crate::node::fixture::Host;
 use crate::node::pod::Wiring;
 use crate::node::world::{host_length, ip};
 use crate::packets::probe::Protocol;
@@ -21,7 +21,7 @@ pub fn a_host_ip_is_served_there_alone(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &ports)?;
     let [v4, v4_other, v6, v6_other] =
         [0, 1, 2, 3].map(|at| SocketAddr::new(context.addresses()[at], 8080));
-    for who in [Who::Outside, Who::Routed, Who::ThisNode] {
+    for who in [Host::Outside, Host::Routed, Host::ThisNode] {
         context.is_answered(who, v4_other, Protocol::Tcp, &asking)?;
         context.is_answered(who, v6_other, Protocol::Tcp, &asking)?;
         context.is_left_alone(who, v4, Protocol::Tcp)?;
@@ -44,7 +44,7 @@ pub fn an_address_that_comes_later_is_served_soon(context: &Context) -> Result<(
         let later = ip(later);
         let length = host_length(later);
         context.node().ip(&format!("addr add {later}/{length} dev eth0 nodad"))?;
-        let own = context.fixture.address(Who::ThisNode, later)?;
+        let own = context.fixture.address(Host::ThisNode, later)?;
         for number in [8081, 8082] {
             let to = SocketAddr::new(later, number);
             let pod = asking.address_like(later)?;
@@ -78,7 +78,7 @@ pub fn a_host_ip_of_others_leaves_them_alone(context: &Context) -> Result<()> {
         .flat_map(|at| ["udp", "tcp"].map(|protocol| port_at(53, protocol, at)))
         .collect();
     let asking = context.asks("pod", Wiring::Bridged, &json!(ports))?;
-    for who in [Who::Bridged, Who::Routed, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Routed, Host::ThisNode] {
         for to in others.map(|other| SocketAddr::new(other, 53)) {
             for (protocol, _) in dns {
                 let outcome = context.fixture.ask(who, to, protocol)?;
@@ -98,7 +98,7 @@ pub fn the_unspecified_addresses_stand_for_their_family(context: &Context) -> Re
     ]);
     let asking = context.asks("pod", Wiring::Bridged, &ports)?;
     let to = |at: usize, port| SocketAddr::new(context.addresses()[at], port);
-    for who in [Who::Outside, Who::ThisNode] {
+    for who in [Host::Outside, Host::ThisNode] {
         for (at, port) in [(0, 8081), (1, 8081), (2, 8082), (3, 8082), (0, 8083), (2, 8083)] {
             context.is_answered(who, to(at, port), Protocol::Tcp, &asking)?;
         }
@@ -130,10 +130,10 @@ pub fn each_protocol_and_host_ip_has_its_own_pod(context: &Context) -> Result<()
         for (to, protocol, pod) in
             [(first, tcp, 0), (second, tcp, 1), (first, udp, 2), (second, udp, 3), (bridge, tcp, 3)]
         {
-            context.is_answered(Who::ThisNode, to, protocol, &pods[pod])?;
+            context.is_answered(Host::ThisNode, to, protocol, &pods[pod])?;
         }
         for to in [first, second] {
-            let outcome = context.fixture.ask(Who::Outside, to, Protocol::Sctp)?;
+            let outcome = context.fixture.ask(Host::Outside, to, Protocol::Sctp)?;
             ensure!(outcome.endpoint().is_none(), "{to}: {outcome:?}");
         }
     }

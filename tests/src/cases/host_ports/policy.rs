@@ -9,7 +9,7 @@ use super::context::{Asking, BOUND, Context, port};
 use crate::cases::refused_flows;
 use crate::eventually::eventually;
 use crate::node::cluster::NODE;
-use crate::node::fixture::{PORT, Who};
+use crate::node::fixture::{Host, PORT};
 use crate::node::pod::Wiring;
 use crate::node::world::host_length;
 use crate::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -24,7 +24,7 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     // Its labels are known after its ADD.
     let name = "asking";
     let asking = context.asks_at_once(name, Wiring::Bridged, &json!([port(8080)]))?;
-    let clients = addresses.map(|like| context.fixture.address(Who::Outside, like));
+    let clients = addresses.map(|like| context.fixture.address(Host::Outside, like));
     let mut peers = Vec::new();
     for client in clients {
         let client = client?;
@@ -50,10 +50,14 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
             let probe = Probe::tcp(to).from(from).patience(SILENCE);
             anyhow::Ok(probe.ask_in(context.fixture.place(who).0))
         };
-        eventually("the client is let in", BOUND, || Ok(ask(Who::Outside)?.endpoint().is_some()))?;
-        eventually("the others are kept out", BOUND, || Ok(ask(Who::Remote)? == Outcome::Dropped))?;
-        context.is_answered(Who::Outside, to, Protocol::Tcp, &asking)?;
-        let explained = context.explain(Who::Remote, to, Protocol::Tcp)?;
+        eventually("the client is let in", BOUND, || Ok(ask(Host::Outside)?.endpoint().is_some()))?;
+        eventually(
+            "the others are kept out",
+            BOUND,
+            || Ok(ask(Host::Remote)? == Outcome::Dropped),
+        )?;
+        context.is_answered(Host::Outside, to, Protocol::Tcp, &asking)?;
+        let explained = context.explain(Host::Remote, to, Protocol::Tcp)?;
         ensure!(explained.verdict == "drop", "{explained:?}");
     }
     are_in_drops(context, &asking)?;
@@ -65,7 +69,8 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
 fn are_in_drops(context: &Context, asking: &Asking) -> Result<()> {
     let shown = refused_flows::flows(&context.fixture, &context.agent)?;
     for pod in &asking.pod.addresses {
-        let (from, to) = (context.fixture.address(Who::Remote, *pod)?, SocketAddr::new(*pod, PORT));
+        let (from, to) =
+            (context.fixture.address(Host::Remote, *pod)?, SocketAddr::new(*pod, PORT));
         let flows = shown["flows"].as_array().context("flows")?;
         let is_it = |flow: &&Value| {
             flow["source"]["address"] == SocketAddr::new(from, 0).to_string()

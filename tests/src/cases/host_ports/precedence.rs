@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::context::{Context, port};
-use crate::node::fixture::{Fixture, PORT, Who, put_load_balancer, service_ips};
+use crate::node::fixture::{Fixture, Host, PORT, put_load_balancer, service_ips};
 use crate::node::manifest::Port;
 use crate::node::pod::Wiring;
 use crate::node::world::ip;
@@ -21,7 +21,7 @@ const NODE_PORTS: [u16; 2] = [30_080, 30_081];
 /// Services that have a port which a pod may ask for, and one that has not: what the statements
 /// about services take for granted.
 pub fn services(fixture: &Fixture) -> Result<Vec<Value>> {
-    let remote = [Who::Remote];
+    let remote = [Host::Remote];
     let [https, http] = [Port::tcp("https", 443, PORT), Port::tcp("http", 80, PORT)];
     let mut objects = fixture.service("api", 10, &[https], &remote)?;
     put_load_balancer(&mut objects, BALANCER);
@@ -35,7 +35,7 @@ pub fn services(fixture: &Fixture) -> Result<Vec<Value>> {
 /// `hostPort: 443`, and [`services`] with that port and without it.
 pub fn the_addresses_of_services_are_no_host_ports(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(443)]))?;
-    for who in [Who::Outside, Who::Routed, Who::ThisNode] {
+    for who in [Host::Outside, Host::Routed, Host::ThisNode] {
         for to in context.at(443) {
             context.is_answered(who, to, Protocol::Tcp, &asking)?;
         }
@@ -51,9 +51,9 @@ pub fn the_addresses_of_services_are_no_host_ports(context: &Context) -> Result<
 }
 
 /// The service's endpoint answers.
-fn is_services(context: &Context, who: Who, to: SocketAddr) -> Result<()> {
+fn is_services(context: &Context, who: Host, to: SocketAddr) -> Result<()> {
     let outcome = context.fixture.ask(who, to, Protocol::Tcp)?;
-    let remote = context.fixture.address(Who::Remote, to.ip())?;
+    let remote = context.fixture.address(Host::Remote, to.ip())?;
     let by = outcome.endpoint().map(|endpoint| endpoint.ip());
     ensure!(by == Some(remote), "{who:?} {to}: {outcome:?}");
     Ok(())
@@ -66,7 +66,7 @@ pub fn a_node_port_comes_first(context: &Context) -> Result<()> {
     let ports = json!([port(served), port(lonely)]);
     let asking = context.asks("pod", Wiring::Bridged, &ports)?;
     let [v4, v4_other, v6, v6_other] = [0, 1, 2, 3].map(|at| context.addresses()[at]);
-    for who in [Who::Outside, Who::ThisNode] {
+    for who in [Host::Outside, Host::ThisNode] {
         for ip in [v4, v6] {
             is_services(context, who, SocketAddr::new(ip, served))?;
             let to = SocketAddr::new(ip, lonely);
@@ -94,9 +94,9 @@ pub fn a_node_port_comes_first(context: &Context) -> Result<()> {
 pub fn the_addresses_of_kube_ipvs_are_no_host_ports(context: &Context) -> Result<()> {
     context.node().ip("link add kube-ipvs0 type bridge\naddr add 10.96.0.1/32 dev kube-ipvs0")?;
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(443)]))?;
-    context.is_left_alone(Who::ThisNode, SocketAddr::new(ip("10.96.0.1"), 443), Protocol::Tcp)?;
+    context.is_left_alone(Host::ThisNode, SocketAddr::new(ip("10.96.0.1"), 443), Protocol::Tcp)?;
     let to = SocketAddr::new(context.addresses()[0], 443);
-    context.is_answered(Who::ThisNode, to, Protocol::Tcp, &asking)?;
+    context.is_answered(Host::ThisNode, to, Protocol::Tcp, &asking)?;
     context.node().ip("link del kube-ipvs0")?;
     context.end([asking])
 }

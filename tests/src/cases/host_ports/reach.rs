@@ -10,7 +10,7 @@ use super::context::{BOUND, Context, Services, every_protocol, of_node, port};
 use crate::agent::trace::TraceCommand;
 use crate::eventually::eventually;
 use crate::node::cluster::serve;
-use crate::node::fixture::{PORT, PROTOCOLS, Who};
+use crate::node::fixture::{Host, PORT, PROTOCOLS};
 use crate::node::pod::Wiring;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -24,13 +24,13 @@ pub fn everybody_reaches_the_pod_as_himself(context: &Context) -> Result<()> {
     }
     for (name, wiring, number) in [("b", Wiring::Bridged, 8081), ("r", Wiring::Routed, 8082)] {
         let asking = context.asks(name, wiring, &every_protocol(number))?;
-        let senders = [Who::Outside, Who::Remote, Who::Bridged, Who::Routed, Who::ThisNode];
+        let senders = [Host::Outside, Host::Remote, Host::Bridged, Host::Routed, Host::ThisNode];
         for who in senders {
             for to in context.at(number) {
                 for protocol in PROTOCOLS {
                     let outcome = context.is_answered(who, to, protocol, &asking)?;
                     let own = context.fixture.address(who, to.ip())?;
-                    let is_node = who == Who::ThisNode;
+                    let is_node = who == Host::ThisNode;
                     ensure!(is_node || outcome.seen() == Some(own), "{who:?}: {outcome:?}");
                 }
             }
@@ -44,7 +44,7 @@ pub fn everybody_reaches_the_pod_as_himself(context: &Context) -> Result<()> {
 pub fn the_source_port_is_kept(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(8080)]))?;
     for to in [ip("192.168.0.2"), ip("2001:db8::1")] {
-        let from = context.fixture.address(Who::Outside, to)?;
+        let from = context.fixture.address(Host::Outside, to)?;
         let probe = Probe { port: 40_404, ..Probe::tcp(SocketAddr::new(to, 8080)) }.from(from);
         let outcome = probe.ask_in(&context.fixture.cluster.world.client);
         let Outcome::Answered { seen, .. } = outcome else { anyhow::bail!("{outcome:?}") };
@@ -102,7 +102,7 @@ pub fn localhost_stays_the_nodes_own(context: &Context) -> Result<()> {
     let outcome = of_node(Protocol::Tcp, LOCALHOST, to).ask_in(context.node());
     ensure!(outcome.endpoint() == Some(to), "{outcome:?}");
     let first = SocketAddr::new(context.addresses()[0], 8080);
-    context.is_answered(Who::Outside, first, Protocol::Tcp, &asking)?;
+    context.is_answered(Host::Outside, first, Protocol::Tcp, &asking)?;
     context.end([asking])
 }
 
@@ -117,7 +117,7 @@ pub fn neighbours_are_kept_out_of_localhost(context: &Context) -> Result<()> {
     pod.ip(&format!("addr del 127.0.0.1/8 dev lo\nroute add 127.0.0.1/32 via {via} dev eth0"))?;
     for number in [8080, 9999] {
         let to = SocketAddr::new(LOCALHOST, number);
-        let from = context.fixture.address(Who::Routed, LOCALHOST)?;
+        let from = context.fixture.address(Host::Routed, LOCALHOST)?;
         let outcome = Probe::tcp(to).from(from).patience(SILENCE).ask_in(pod);
         ensure!(outcome == Outcome::Dropped, "{number}: {outcome:?}");
     }
@@ -129,10 +129,10 @@ pub fn neighbours_are_kept_out_of_localhost(context: &Context) -> Result<()> {
 pub fn a_trace_follows_a_packet_to_the_pod(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(8080)]))?;
     for to in context.at(8080) {
-        let from = context.fixture.address(Who::Outside, to.ip())?.to_string();
+        let from = context.fixture.address(Host::Outside, to.ip())?.to_string();
         let arguments = ["--from", &from, "--to", &to.to_string()];
         let tracing = TraceCommand::start(context.node(), &context.agent, &arguments)?;
-        context.is_answered(Who::Outside, to, Protocol::Tcp, &asking)?;
+        context.is_answered(Host::Outside, to, Protocol::Tcp, &asking)?;
         let traced = tracing.end()?;
         traced.ensure_as_predicted()?;
         let packet = &traced.packets()[0];
@@ -155,7 +155,7 @@ pub fn without_ports_there_is_no_rule(context: &Context) -> Result<()> {
     let multus = json!([{ "hostPort": 8080, "containerPort": PORT, "protocol": "TCP" }]);
     let asking = context.asks("multus", Wiring::Bridged, &multus)?;
     let to = SocketAddr::new(context.addresses()[0], 8080);
-    context.is_answered(Who::Outside, to, Protocol::Tcp, &asking)?;
+    context.is_answered(Host::Outside, to, Protocol::Tcp, &asking)?;
     context.end([asking])?;
     context.has_no_tables_soon()
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::context::{Asking, Context, port, port_at};
 use crate::node::cluster::serve;
 use crate::node::cni::Call;
-use crate::node::fixture::{PORT, Who};
+use crate::node::fixture::{Host, PORT};
 use crate::node::netns::Netns;
 use crate::node::pod::{Pod, Wiring, addresses_of};
 use crate::node::world::ip;
@@ -23,7 +23,7 @@ fn first(context: &Context, number: u16) -> [SocketAddr; 2] {
 
 /// What the client outside gets there if the first packet is not lost.
 fn first_answer(context: &Context, to: SocketAddr) -> Result<Outcome> {
-    let probe = Probe::tcp(to).from(context.fixture.address(Who::Outside, to.ip())?);
+    let probe = Probe::tcp(to).from(context.fixture.address(Host::Outside, to.ip())?);
     Ok(probe.patience(SILENCE).ask_in(&context.fixture.cluster.world.client))
 }
 
@@ -98,7 +98,7 @@ pub fn no_first_syn_of_many_adds_is_lost(
 struct Stream(UdpSocket);
 
 impl Stream {
-    fn open(context: &Context, who: Who, to: SocketAddr) -> Result<Self> {
+    fn open(context: &Context, who: Host, to: SocketAddr) -> Result<Self> {
         let from = SocketAddr::new(context.fixture.address(who, to.ip())?, 0);
         let socket = context.fixture.place(who).0.run(|| {
             let socket = UdpSocket::bind(from)?;
@@ -152,14 +152,14 @@ pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
     };
     // They begin before there is any pod.
     let streams: Vec<_> =
-        at.into_iter().map(|to| Stream::open(context, Who::Outside, to)).collect::<Result<_>>()?;
+        at.into_iter().map(|to| Stream::open(context, Host::Outside, to)).collect::<Result<_>>()?;
     for stream in &streams {
         ensure!(stream.answer()?.is_none());
     }
     // Flows of the same port to somebody else, which are not to be cut.
     let other = |to: SocketAddr| {
-        let dns = SocketAddr::new(context.fixture.address(Who::Remote, to.ip())?, PORT);
-        Stream::open(context, Who::Routed, dns)
+        let dns = SocketAddr::new(context.fixture.address(Host::Remote, to.ip())?, PORT);
+        Stream::open(context, Host::Routed, dns)
     };
     let others: Vec<_> = at.into_iter().map(other).collect::<Result<_>>()?;
     for other in &others {
@@ -224,7 +224,7 @@ pub fn an_address_that_is_used_again_has_only_its_own_ports(context: &Context) -
         let server = serve(&pod.netns, &addresses, &[(Protocol::Tcp, PORT)])?;
         // The kernel may look for the new neighbour first.
         for to in first(context, number) {
-            let outcome = context.fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+            let outcome = context.fixture.ask(Host::Outside, to, Protocol::Tcp)?;
             ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
         }
         anyhow::Ok((pod, server))

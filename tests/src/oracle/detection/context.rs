@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::net::{IpAddr, UdpSocket};
 
 use crate::node::cluster::Cluster;
-use crate::node::fixture::{Fixture, Who};
+use crate::node::fixture::{Fixture, Host};
 use crate::node::netns::Netns;
 use crate::node::pod::{Pod, Wiring};
 use crate::node::world::host_length;
@@ -109,12 +109,12 @@ impl MatrixContext {
             DetectedSender::Neighbour => {
                 Ok((&neighbour.netns, pods, Some(neighbour.host_interface().to_owned())))
             }
-            DetectedSender::Remote => honest(Who::Remote),
-            DetectedSender::Outside => honest(Who::Outside),
+            DetectedSender::Remote => honest(Host::Remote),
+            DetectedSender::Outside => honest(Host::Outside),
             DetectedSender::Spoofer => {
                 Ok((&self.fixture.cluster.world.client, pods, Some("eth0".to_owned())))
             }
-            DetectedSender::Node => honest(Who::ThisNode),
+            DetectedSender::Node => honest(Host::ThisNode),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::node::cluster::OTHER_NODE;
-use crate::node::fixture::{Fixture, Who, service_ips};
+use crate::node::fixture::{Fixture, Host, service_ips};
 use crate::node::manifest::{self, Port};
 use crate::node::world::ip;
 use crate::packets::probe::Protocol;
@@ -131,7 +131,7 @@ pub(super) fn service(
     service["status"] = json!({ "loadBalancer": { "ingress": ingress } });
     let mut objects = vec![service];
     for like in service_ips(number) {
-        let endpoint = fixture.address(Who::Remote, like)?;
+        let endpoint = fixture.address(Host::Remote, like)?;
         objects.push(manifest::slice(name, &[port], &[(endpoint, OTHER_NODE)]));
     }
     Ok(objects)

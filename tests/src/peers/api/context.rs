@@ -11,7 +11,7 @@ use super::{Api, ApiServer, RealServer, assets};
 use crate::agent::{Agent, Objects, Settings};
 use crate::eventually::observed;
 use crate::node::cluster::{Cluster, NODE};
-use crate::node::fixture::{Fixture, PORT, Who, service_ips};
+use crate::node::fixture::{Fixture, Host, PORT, service_ips};
 use crate::node::manifest::{self, Port};
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Protocol};
@@ -116,7 +116,7 @@ impl<A: Api> ApiContext<A> {
     }
 
     /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.
-    pub fn put_web(&self, name: &str, number: u8, members: &[Who]) -> Result<()> {
+    pub fn put_web(&self, name: &str, number: u8, members: &[Host]) -> Result<()> {
         self.api.put_all(&self.fixture.service(name, number, &HTTP, members)?)
     }
 
@@ -139,14 +139,14 @@ impl<A: Api> ApiContext<A> {
     pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
         for address in service_ips(number) {
             let to = SocketAddr::new(address, 80);
-            observed(what, BOUND, || self.fixture.ask(Who::Bridged, to, Protocol::Tcp), &now)
+            observed(what, BOUND, || self.fixture.ask(Host::Bridged, to, Protocol::Tcp), &now)
                 .with_context(|| to.to_string())?;
         }
         Ok(())
     }
 
     /// Waits until service `number` is answered by `who`.
-    pub fn until_answered(&self, number: u8, who: Who) -> Result<()> {
+    pub fn until_answered(&self, number: u8, who: Host) -> Result<()> {
         self.until(number, &format!("{who:?} answers"), |outcome| {
             outcome.endpoint().is_some_and(|endpoint| {
                 self.fixture

@@ -11,7 +11,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{self, FIREWALL};
-use denizen_tests::node::fixture::{Fixture, PORT, Who, every_way, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, every_way, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::load::Load;
@@ -41,13 +41,13 @@ impl LiveContext {
         let open = |who| {
             LongConnection::open(self.fixture.place(who).0, SocketAddr::new(service_ips(11)[0], 7))
         };
-        Ok([open(Who::Bridged)?, open(Who::Outside)?])
+        Ok([open(Host::Bridged)?, open(Host::Outside)?])
     }
 
     fn load(&self) -> Result<Load> {
         self.fixture.cluster.world.forget_quickly()?;
         let mut load = Load::default();
-        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+        for who in [Host::Bridged, Host::Routed, Host::Outside] {
             let targets =
                 every_way(10).filter(|(_, protocol)| *protocol != Protocol::Sctp).collect();
             load.client(self.fixture.place(who).0, targets, |outcome| {

@@ -13,7 +13,7 @@ use denizen_tests::agent::programmed;
 use denizen_tests::agent::wrapped::WrappedAgent;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::{self, checked};
 use denizen_tests::packets::probe::{Outcome, Protocol};
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 fn ask(fixture: &Fixture, number: u8) -> Result<Outcome> {
-    fixture.ask(Who::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
+    fixture.ask(Host::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
 }
 
 fn is_served(fixture: &Fixture, number: u8) -> bool {
@@ -31,7 +31,7 @@ fn is_served(fixture: &Fixture, number: u8) -> bool {
 }
 
 fn sticky(fixture: &Fixture, number: u8) -> Result<Vec<Value>> {
-    let mut objects = fixture.service("sticky", number, &HTTP, &[Who::Routed, Who::Remote])?;
+    let mut objects = fixture.service("sticky", number, &HTTP, &[Host::Routed, Host::Remote])?;
     objects[0]["spec"]["sessionAffinity"] = json!("ClientIP");
     Ok(objects)
 }
@@ -57,7 +57,7 @@ fn without_recent() -> Result<TempDir> {
 fn explained_as_it_is(fixture: &Fixture, agent: &WrappedAgent) -> Result<()> {
     let explained = |number: u8| -> Result<Value> {
         let to = SocketAddr::new(service_ips(number)[0], 80);
-        let from = fixture.address(Who::Bridged, to.ip())?;
+        let from = fixture.address(Host::Bridged, to.ip())?;
         agent.explain(&from.to_string(), &to.to_string())
     };
     let sticky = explained(11)?;
@@ -78,7 +78,7 @@ fn explained_as_it_is(fixture: &Fixture, agent: &WrappedAgent) -> Result<()> {
 fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed, Who::Remote])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Routed, Host::Remote])?)?;
     manifests.put("sticky", &sticky(&fixture, 11)?)?;
     let extensions = without_recent()?;
     let mut program = Command::new("env");
@@ -95,7 +95,7 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
     ensure!(ask(&fixture, 10)?.endpoint().is_some(), "web is served");
     ensure!(ask(&fixture, 11)?.endpoint().is_none(), "sticky is not");
     explained_as_it_is(&fixture, &agent)?;
-    manifests.put("more", &fixture.service("more", 12, &HTTP, &[Who::Remote])?)?;
+    manifests.put("more", &fixture.service("more", 12, &HTTP, &[Host::Remote])?)?;
     agent.until("one more", |status| status["services"] == 3 && is_served(&fixture, 12))?;
     ensure!(named(&agent.status()?), "{}", agent.status()?);
     // A look finds it as it was left, which is nobody's doing.
@@ -107,7 +107,8 @@ fn one_service_holds_up_no_other(label: &str, variant: Variant) -> Result<()> {
             && is_served(&fixture, 12)
     })?;
     // Written otherwise, it is tried again.
-    manifests.put("sticky", &fixture.service("sticky", 11, &HTTP, &[Who::Routed, Who::Remote])?)?;
+    manifests
+        .put("sticky", &fixture.service("sticky", 11, &HTTP, &[Host::Routed, Host::Remote])?)?;
     let is_well = |status: &Value| status["errors"] == json!([]);
     agent.until("no errors", |status| is_well(status) && is_served(&fixture, 11))?;
     manifests.put("sticky", &sticky(&fixture, 11)?)?;
@@ -127,7 +128,7 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     let fixture = Fixture::new(label)?;
     let node = &fixture.cluster.world.node;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?)?;
+    manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Routed])?)?;
     let agent = fixture.cluster.start_agent_with(variant.flags())?;
     // Its first sync is reported later, and is not the next one's.
     agent.until("at rest", Duration::from_secs(60), |status| status["flushing"] == false)?;
@@ -139,7 +140,7 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     programmed(&agent, || manifests.remove("web"), || ())?;
     let status = programmed(
         &agent,
-        || manifests.put("more", &fixture.service("more", 12, &HTTP, &[Who::Remote])?),
+        || manifests.put("more", &fixture.service("more", 12, &HTTP, &[Host::Remote])?),
         || (),
     )?;
     let errors = status["errors"].to_string();
@@ -153,7 +154,7 @@ fn a_chain_in_use_holds_up_nobody(label: &str, variant: Variant) -> Result<()> {
     );
     programmed(
         &agent,
-        || manifests.put("web", &fixture.service("web", 10, &HTTP, &[Who::Routed])?),
+        || manifests.put("web", &fixture.service("web", 10, &HTTP, &[Host::Routed])?),
         || (),
     )?;
     ensure!(ask(&fixture, 10)?.endpoint().is_some(), "web is back");

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::agent::wrapped::WrappedAgent;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns;
 use denizen_tests::node::world::ip;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 const PLAIN: Range<u8> = 10..16;
 const STICKY: Range<u8> = 20..34;
-const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
+const MEMBERS: [Host; 2] = [Host::Routed, Host::Remote];
 
 /// The kernels of these machines lack `ipvs`: while there is a file `missing` beside this program,
 /// rules ask for it by what sed makes of them, and the kernel's answer is its own.
@@ -63,7 +63,7 @@ fn start(
 /// Who answers at the service of `number`, family by family.
 fn answers(fixture: &Fixture, number: u8) -> Result<Vec<Option<SocketAddr>>> {
     let ask = |ip| {
-        let outcome = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let outcome = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         Ok(outcome.endpoint())
     };
     service_ips(number).into_iter().map(ask).collect()
@@ -143,7 +143,7 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     let is_refused = |number: u8, protocol| {
         let mut ways = service_ips(number).into_iter();
         ways.all(|ip| {
-            let outcome = fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), protocol);
+            let outcome = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), protocol);
             matches!(outcome, Ok(Outcome::Refused))
         })
     };

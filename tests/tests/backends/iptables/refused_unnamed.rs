@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::for_each_variant;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
@@ -43,7 +43,7 @@ impl RefusedContext {
         let fixture = Fixture::new(label)?;
         for number in NUMBERS {
             let objects =
-                fixture.service(&name(number), number, &HTTP, &[Who::Routed, Who::Remote])?;
+                fixture.service(&name(number), number, &HTTP, &[Host::Routed, Host::Remote])?;
             fixture.cluster.manifests.put(&name(number), &objects)?;
         }
         Ok(Self { fixture, variant })
@@ -74,7 +74,8 @@ impl RefusedContext {
     fn are_served(&self, numbers: impl IntoIterator<Item = u8>) -> Result<Vec<(u8, bool)>> {
         let ways = numbers.into_iter().flat_map(|n| service_ips(n).map(|ip| (n, ip)));
         let ask = |(n, ip)| {
-            let outcome = self.fixture.ask(Who::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let outcome =
+                self.fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             Ok((n, outcome.endpoint().is_some()))
         };
         ways.map(ask).collect()
@@ -119,7 +120,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     agent.until("named anew", BOUND, |status| are_named(status, &HELD))?;
     context.all_but_held_are_served()?;
     // A service that comes, and one that goes.
-    let more = context.fixture.service("more", 30, &HTTP, &[Who::Remote])?;
+    let more = context.fixture.service("more", 30, &HTTP, &[Host::Remote])?;
     context.fixture.cluster.manifests.put("more", &more)?;
     context.fixture.cluster.manifests.remove(&name(10))?;
     agent.until("one comes, one goes", BOUND, |status| {
@@ -151,7 +152,7 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
     let objects =
-        context.fixture.service(&name(number), number, &renamed, &[Who::Routed, Who::Remote])?;
+        context.fixture.service(&name(number), number, &renamed, &[Host::Routed, Host::Remote])?;
     context.fixture.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
     agent.until("served", BOUND, |status| {
@@ -184,7 +185,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
         Ok(Served {
             name: format!("default/{}:http", name(*number)),
             at,
-            endpoints: vec![endpoint(Who::Routed)?, endpoint(Who::Remote)?],
+            endpoints: vec![endpoint(Host::Routed)?, endpoint(Host::Remote)?],
         })
     };
     let services = others.iter().map(served).collect::<Result<_>>()?;
@@ -193,7 +194,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     context.hold()?;
     let is_lost = |number: &u8| {
         let to = SocketAddr::new(service_ips(*number)[0], 80);
-        let outcome = context.fixture.ask(Who::Bridged, to, Protocol::Tcp);
+        let outcome = context.fixture.ask(Host::Bridged, to, Protocol::Tcp);
         !outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let mut settings = context.fixture.cluster.settings();

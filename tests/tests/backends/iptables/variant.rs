@@ -9,7 +9,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::Cluster;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::long_connection::{self, LongConnection};
@@ -146,10 +146,10 @@ fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     let start = |variant: Variant| fixture.cluster.start_agent_with(variant.flags());
     let mut agent = start(Variant::Legacy)?;
     let to = SocketAddr::new(service_ips(11)[0], 7);
-    let mut stream = LongConnection::open(fixture.place(Who::Bridged).0, to)?;
+    let mut stream = LongConnection::open(fixture.place(Host::Bridged).0, to)?;
     fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();
-    for who in [Who::Bridged, Who::Routed, Who::Outside] {
+    for who in [Host::Bridged, Host::Routed, Host::Outside] {
         let web = (SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         load.client(fixture.place(who).0, vec![web], |outcome| outcome.endpoint().is_some())?;
     }

@@ -12,7 +12,7 @@ use denizen_tests::conf::{built, built_with, containers_of, folder};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::NODE;
-use denizen_tests::node::fixture::{PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::node::world::ip;
@@ -45,7 +45,7 @@ impl Installation {
     fn new(label: &str, image: ContainerImage) -> Result<Self> {
         let context = ApiContext::own(label)?;
         context.put_node()?;
-        context.put_web("web", 10, &[Who::Remote])?;
+        context.put_web("web", 10, &[Host::Remote])?;
         let cluster = &context.fixture.cluster;
         let folder = cluster.world.subfolder("containerd")?;
         let chain = Containerd::conf_dir(&folder)?.join("10-pods.conflist");
@@ -129,7 +129,7 @@ impl Installation {
     fn clients(&self) -> Result<(LongConnection, Load)> {
         let fixture = &self.context.fixture;
         let echo = [Port::tcp("echo", 7, long_connection::ECHO)];
-        self.context.api.put_all(&fixture.service("echo", 11, &echo, &[Who::Routed])?)?;
+        self.context.api.put_all(&fixture.service("echo", 11, &echo, &[Host::Routed])?)?;
         for address in &fixture.routed.addresses {
             long_connection::serve(&fixture.routed.netns, *address)?;
         }
@@ -137,7 +137,7 @@ impl Installation {
         let open = || Ok(LongConnection::open(&fixture.bridged.netns, to));
         let lasting = observed("connected", PATIENCE, open, Result::is_ok)??;
         let mut load = Load::default();
-        for who in [Who::Bridged, Who::Routed, Who::Outside] {
+        for who in [Host::Bridged, Host::Routed, Host::Outside] {
             let web = service_ips(10).map(|ip| (SocketAddr::new(ip, 80), Protocol::Tcp));
             load.client(fixture.place(who).0, web.into(), |outcome| outcome.endpoint().is_some())?;
         }
@@ -204,7 +204,7 @@ fn the_daemon_set_installs_is_upgraded_under_load_and_is_taken_away() -> Result<
     has_what_it_is_granted(&old)?;
     node.probes_succeed(&objects)?;
     node.kernel_is_set_up()?;
-    node.context.until_answered(10, Who::Remote)?;
+    node.context.until_answered(10, Host::Remote)?;
     node.until_pods_are_recorded()?;
 
     node.containerd.tag(DENIZEN, NEXT)?;
@@ -278,13 +278,13 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     let node = Installation::new("ctr-ipt", ContainerImage::Iptables)?;
     let fixture = &node.context.fixture;
     let http = [Port::tcp("http", 80, PORT).at_node(30080)];
-    let web = fixture.service("web", 10, &http, &[Who::Remote])?;
+    let web = fixture.service("web", 10, &http, &[Host::Remote])?;
     web.iter().try_for_each(|object| node.context.api.put(object))?;
     let pod = node.kubelet(built_with("iptables")?)?.run("denizen")?;
     until_healthy(&pod)?;
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "1");
     for to in ["127.0.0.1:30080", "192.168.0.2:30080"] {
-        let outcome = fixture.ask(Who::ThisNode, to.parse()?, Protocol::Tcp)?;
+        let outcome = fixture.ask(Host::ThisNode, to.parse()?, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
     }
     // Without the component nothing of it is left, though the agent has no NET_RAW any more.

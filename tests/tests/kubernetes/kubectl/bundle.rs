@@ -11,7 +11,7 @@ use denizen_tests::peers::api::exec::Execution;
 use denizen_tests::workstation::{Workstation, agent_program};
 use serde_json::{Value, json};
 
-use super::real::{Host, hosts};
+use super::real::{AgentNode, hosts};
 
 /// In every secret.
 const SECRET: &str = "hunter2";
@@ -35,7 +35,7 @@ fn configurations() -> [(&'static str, String); 5] {
 }
 
 /// What a real agent says, which has a token in its environment, beside these configurations.
-fn answers(host: &Host, folder: &Path) -> Result<[(&'static str, Value); 4]> {
+fn answers(host: &AgentNode, folder: &Path) -> Result<[(&'static str, Value); 4]> {
     let command = |words: &[&str]| -> Result<Value> {
         let mut command = Command::new(agent_program()?);
         command.args(words).args(["--output", "json", "--run-dir"]).arg(host.agent.run_dir());

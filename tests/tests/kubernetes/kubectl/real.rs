@@ -14,12 +14,12 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 /// A node with an agent.
-pub struct Host {
+pub struct AgentNode {
     pub agent: Agent,
     pub netns: Netns,
 }
 
-pub fn hosts(workstation: &Workstation, number: usize) -> Result<Vec<Host>> {
+pub fn hosts(workstation: &Workstation, number: usize) -> Result<Vec<AgentNode>> {
     let manifests = Manifests::in_folder(&workstation.folder.path().join("manifests"))?;
     let ips = [ip("172.30.0.10")];
     manifests
@@ -43,9 +43,9 @@ pub fn hosts(workstation: &Workstation, number: usize) -> Result<Vec<Host>> {
             node_name: node,
             flags: Vec::new(),
         };
-        Ok(Host { agent: Agent::start(&netns, settings)?, netns })
+        Ok(AgentNode { agent: Agent::start(&netns, settings)?, netns })
     };
-    let hosts: Vec<Host> = (0..number).map(host).collect::<Result<_>>()?;
+    let hosts: Vec<AgentNode> = (0..number).map(host).collect::<Result<_>>()?;
     let named = hosts.iter().enumerate();
     let named = named.map(|(at, host)| (format!("n{at}"), host.netns.path()));
     workstation.execute_on_nodes(agent_program()?, named);

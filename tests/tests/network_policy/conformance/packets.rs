@@ -12,7 +12,7 @@ use denizen_tests::policy::{PolicyPacket, PolicyWorld, allowed};
 use super::houses::{container, labels_of, namespaces};
 use super::{HOUSES, ProtocolPort, TESTS, Verifier, tests_of_nodes};
 use crate::play::{Play, ServedBy, Via};
-use crate::prober::{Answer, Prober, Question};
+use crate::prober::{Answer, ProbedPort, Prober};
 
 /// What is not answered by then is dropped.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -95,7 +95,8 @@ fn two_tests_of_nodes_with_packets() -> Result<()> {
                     (SocketAddr::new(node, port), protocol, passes)
                 })
                 .collect();
-            let question = |(to, protocol, _): &_| Question { protocol: Some(*protocol), to: *to };
+            let question =
+                |(to, protocol, _): &_| ProbedPort { protocol: Some(*protocol), to: *to };
             prober.ask(all.iter().map(question).collect(), PATIENCE)?;
             for ((to, protocol, passes), answer) in all.into_iter().zip(prober.answers()?) {
                 let expected = if passes { Answer::Answered } else { Answer::Silent };

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::KeptFlow;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
 
@@ -35,7 +35,7 @@ fn are_seen(flows: &[KeptFlow], pod: &Pod) -> bool {
 #[test]
 fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     let context = ConntrackContext::new("ct-late")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let pod = context.fixture.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
     let late = flows(&pod)?;
@@ -44,7 +44,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
         ensure!(!pod.addresses.contains(&seen), "not known yet: masqueraded");
     }
     let others = context.flows()?;
-    context.all_are_answered_by(&others, Who::Remote)?;
+    context.all_are_answered_by(&others, Host::Remote)?;
     let before = context.tracked(&others)?;
     context.fixture.cluster.remember(&pod)?;
     eventually("healed", BOUND, || Ok(are_seen(&late, &pod)))?;
@@ -56,7 +56,7 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
 #[test]
 fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
     let context = ConntrackContext::new("ct-rename")?;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let pod = &context.fixture.routed;
     eventually("known", BOUND, || Ok(agent.status()?["pods"] == 2))?;

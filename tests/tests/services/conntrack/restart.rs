@@ -7,7 +7,7 @@ use anyhow::Result;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::KeptFlow;
 use denizen_tests::kernel::iptables::Variant;
-use denizen_tests::node::fixture::{PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::Protocol;
 
@@ -18,36 +18,37 @@ use super::{BOUND, ConntrackContext};
 fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<()> {
     let context = ConntrackContext { flags, ..ConntrackContext::new(label)? };
     let manifests = &context.fixture.cluster.manifests;
-    context.endpoints_are(&[Who::Remote])?;
+    context.endpoints_are(&[Host::Remote])?;
     let ports = [Port::tcp("udp", 54, PORT).over(Protocol::Udp).at_node(30054)];
     let (gone, kept) = (
-        context.fixture.service("gone", 11, &ports, &[Who::Routed])?,
+        context.fixture.service("gone", 11, &ports, &[Host::Routed])?,
         context.fixture.service(
             "moved",
             12,
             &[Port { node_port: None, ..ports[0] }],
-            &[Who::Routed],
+            &[Host::Routed],
         )?,
     );
     manifests.put("gone", &gone)?;
     manifests.put("moved", &kept)?;
     let agent = context.start_agent()?;
     let healthy = context.flows()?;
-    context.all_are_answered_by(&healthy, Who::Remote)?;
+    context.all_are_answered_by(&healthy, Host::Remote)?;
     let mut stale = Vec::new();
     for number in [11, 12] {
         for address in service_ips(number) {
-            let source = context.fixture.address(Who::Outside, address)?;
-            let place = context.fixture.place(Who::Outside).0;
+            let source = context.fixture.address(Host::Outside, address)?;
+            let place = context.fixture.place(Host::Outside).0;
             let to = SocketAddr::new(address, 54);
             stale.push(KeptFlow::open(place, Protocol::Udp, source, to)?);
             if number == 11 {
-                let node = SocketAddr::new(context.fixture.address(Who::ThisNode, address)?, 30054);
+                let node =
+                    SocketAddr::new(context.fixture.address(Host::ThisNode, address)?, 30054);
                 stale.push(KeptFlow::open(place, Protocol::Udp, source, node)?);
             }
         }
     }
-    context.all_are_answered_by(&stale, Who::Routed)?;
+    context.all_are_answered_by(&stale, Host::Routed)?;
     let before = context.tracked(&healthy)?;
     agent.terminate()?;
     manifests.remove("gone")?;
@@ -55,7 +56,7 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
         "moved",
         12,
         &[Port { node_port: None, ..ports[0] }],
-        &[Who::Remote],
+        &[Host::Remote],
     )?;
     manifests.put("moved", &moved)?;
     let agent = context.start_agent()?;
@@ -66,7 +67,7 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
     // Long enough for the second look.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(context.tracked(&healthy)?, before, "as it was");
-    context.all_are_answered_by(&healthy, Who::Remote)?;
+    context.all_are_answered_by(&healthy, Host::Remote)?;
     assert_eq!(context.tracked(&healthy)?, before, "as it was");
     let status = agent.status()?;
     assert_eq!(status["flushed"].as_u64(), Some(stale.len() as u64), "{status}");

@@ -11,7 +11,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::conntrack::tracked;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -28,7 +28,7 @@ const KEPT: u16 = 8082;
 const FIRST_PORT: u16 = 42_000;
 /// The kernel sends a SYN again after 1, 3 and 7 seconds.
 const RETRANSMITTED: Duration = Duration::from_secs(5);
-const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
+const CLIENTS: [Host; 3] = [Host::Bridged, Host::Outside, Host::ThisNode];
 
 /// A service with every kind of frontend.
 struct SynContext {
@@ -38,7 +38,7 @@ struct SynContext {
 
 /// A connection that has begun.
 struct Attempt {
-    who: Who,
+    who: Host,
     probe: Probe,
     socket: Socket,
 }
@@ -66,7 +66,7 @@ impl SynContext {
     }
 
     /// `who` alone serves, at this port.
-    fn endpoint_is(&self, who: Who, target: u16) -> Result<()> {
+    fn endpoint_is(&self, who: Host, target: u16) -> Result<()> {
         let port = Port::tcp("web", 80, target).at_node(NODE_PORT);
         let objects = balanced(&self.fixture, &[port], &[who])?;
         self.fixture.cluster.manifests.put("web", &objects)
@@ -81,14 +81,14 @@ impl SynContext {
     fn begin(&self) -> Result<Vec<Attempt>> {
         let mut frontends: Vec<SocketAddr> = Self::service_addresses().collect();
         for like in service_ips(10) {
-            let node = self.fixture.address(Who::ThisNode, like)?;
+            let node = self.fixture.address(Host::ThisNode, like)?;
             frontends.push(SocketAddr::new(node, NODE_PORT));
         }
         let pairs = frontends.iter().flat_map(|to| CLIENTS.map(|who| (who, *to)));
         pairs.map(|(who, to)| self.attempt(who, to)).collect()
     }
 
-    fn attempt(&self, who: Who, to: SocketAddr) -> Result<Attempt> {
+    fn attempt(&self, who: Host, to: SocketAddr) -> Result<Attempt> {
         let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
         let probe = probe.patience(RETRANSMITTED);
         let socket = self.fixture.place(who).0.run(|| probe.begin())?;
@@ -101,7 +101,7 @@ impl SynContext {
         Ok(all.iter().filter(|entry| entry.reply_source.port() == port).count())
     }
 
-    fn is(&self, outcome: &Outcome, who: Who) -> bool {
+    fn is(&self, outcome: &Outcome, who: Host) -> bool {
         let owner = outcome.endpoint().and_then(|endpoint| self.fixture.owner(endpoint.ip()));
         owner == Some(who)
     }
@@ -121,7 +121,7 @@ impl SynContext {
         let _stranger = serve(&world.remote, &world.addresses().remote, &[(Protocol::Tcp, HOLE)])?;
         for Attempt { who, probe, socket } in attempts {
             let outcome = probe.end(socket);
-            ensure!(self.is(&outcome, Who::Routed), "{who:?} to {}: {outcome:?}", probe.to);
+            ensure!(self.is(&outcome, Host::Routed), "{who:?} to {}: {outcome:?}", probe.to);
         }
         Ok(())
     }
@@ -131,10 +131,10 @@ impl SynContext {
 /// never what has the dead one's address by then.
 fn attempts_go_on(label: &str, flags: Vec<String>) -> Result<()> {
     let context = SynContext::new(label, flags)?;
-    context.endpoint_is(Who::Remote, HOLE)?;
+    context.endpoint_is(Host::Remote, HOLE)?;
     let agent = context.start_agent()?;
     let attempts = context.begin()?;
-    let change = || context.endpoint_is(Who::Routed, PORT);
+    let change = || context.endpoint_is(Host::Routed, PORT);
     context.all_go_on(attempts, || programmed(&agent, change, || ()).map(drop))
 }
 
@@ -156,12 +156,12 @@ fn so_they_do_with_iptables_nft() -> Result<()> {
 #[test]
 fn so_they_do_if_the_endpoint_was_replaced_while_no_agent_ran() -> Result<()> {
     let context = SynContext::new("syn-restart", Vec::new())?;
-    context.endpoint_is(Who::Remote, HOLE)?;
+    context.endpoint_is(Host::Remote, HOLE)?;
     let agent = context.start_agent()?;
     let attempts = context.begin()?;
     context.all_go_on(attempts, || {
         agent.terminate()?;
-        context.endpoint_is(Who::Routed, PORT)?;
+        context.endpoint_is(Host::Routed, PORT)?;
         let agent = context.start_agent()?;
         eventually("done with looking", BOUND, || Ok(agent.status()?["flushing"] == false))
     })
@@ -174,7 +174,7 @@ fn early_clients_are_served(label: &str, flags: Vec<String>) -> Result<()> {
     let agent = context.start_agent()?;
     let pairs = SynContext::service_addresses().flat_map(|to| CLIENTS.map(|who| (who, to)));
     let pairs: Vec<_> = pairs.zip(FIRST_PORT..).collect();
-    let ask = |&((who, to), port): &((Who, SocketAddr), u16)| -> Result<Outcome> {
+    let ask = |&((who, to), port): &((Host, SocketAddr), u16)| -> Result<Outcome> {
         let probe = Probe { port, ..Probe::tcp(to).patience(SILENCE) };
         let from = context.fixture.address(who, to.ip())?;
         Ok(probe.from(from).ask_in(context.fixture.place(who).0))
@@ -189,10 +189,10 @@ fn early_clients_are_served(label: &str, flags: Vec<String>) -> Result<()> {
         let mine = mine.with_context(|| format!("the SYN to {to} is tracked"))?;
         ensure!((mine.destination, mine.reply_source) == (*to, *to), "{mine:?}");
     }
-    programmed(&agent, || context.endpoint_is(Who::Routed, PORT), || ())?;
+    programmed(&agent, || context.endpoint_is(Host::Routed, PORT), || ())?;
     for pair in &pairs {
         let outcome = ask(pair)?;
-        ensure!(context.is(&outcome, Who::Routed), "{pair:?}: {outcome:?}");
+        ensure!(context.is(&outcome, Host::Routed), "{pair:?}: {outcome:?}");
     }
     Ok(())
 }
@@ -225,12 +225,12 @@ fn passes(from: &mut TcpStream, to: &mut TcpStream) -> Result<()> {
 #[test]
 fn a_connection_that_was_answered_goes_on_at_its_endpoint() -> Result<()> {
     let context = SynContext::new("syn-answered", Vec::new())?;
-    context.endpoint_is(Who::Remote, KEPT)?;
+    context.endpoint_is(Host::Remote, KEPT)?;
     let agent = context.start_agent()?;
     let mut connections = Vec::new();
     for like in service_ips(10) {
-        let at = SocketAddr::new(context.fixture.address(Who::Remote, like)?, KEPT);
-        let remote = context.fixture.place(Who::Remote).0;
+        let at = SocketAddr::new(context.fixture.address(Host::Remote, like)?, KEPT);
+        let remote = context.fixture.place(Host::Remote).0;
         let listener = remote.run(|| TcpListener::bind(at))??;
         for who in CLIENTS {
             let probe = Probe::tcp(SocketAddr::new(like, 80));
@@ -245,7 +245,7 @@ fn a_connection_that_was_answered_goes_on_at_its_endpoint() -> Result<()> {
     };
     let before = kept()?;
     assert_eq!(before.len(), connections.len());
-    programmed(&agent, || context.endpoint_is(Who::Routed, PORT), || ())?;
+    programmed(&agent, || context.endpoint_is(Host::Routed, PORT), || ())?;
     // Long enough for the second look.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(kept()?, before);

@@ -10,7 +10,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{Fixture, PORT, PROTOCOLS, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, every_protocol, service_ips};
 use denizen_tests::node::manifest;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::world::ip;
@@ -52,7 +52,7 @@ impl EgressContext {
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
         let server = serve(&world.client, &world.addresses().client, &ports)?;
         fixture.servers.push(server);
-        let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+        let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
         fixture.cluster.manifests.put("web", &web)?;
         let mut far = vec![manifest::service("far", &service_ips(20), &every_protocol())];
         let out = world.addresses().client.iter();
@@ -83,7 +83,7 @@ impl EgressContext {
     }
 
     /// Whether `who` is seen by the node's address at `to`.
-    pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+    pub fn is_masqueraded(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<bool> {
         let outcome = self.fixture.ask(who, to, protocol)?;
         self.fixture.was_masqueraded(who, &outcome)
     }
@@ -110,12 +110,12 @@ impl Running {
         Ok(Self { backend, context, agent })
     }
 
-    pub fn address(&self, of: Who, like: IpAddr) -> Result<IpAddr> {
+    pub fn address(&self, of: Host, like: IpAddr) -> Result<IpAddr> {
         self.context.fixture.address(of, like)
     }
 
     /// [`EgressContext::is_masqueraded`]; `explain` must say the same.
-    pub fn is_masqueraded(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<bool> {
+    pub fn is_masqueraded(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<bool> {
         let masqueraded = self.context.is_masqueraded(who, to, protocol)?;
         let explained = self.context.fixture.explain(&self.agent, who, to, protocol)?;
         ensure!(
@@ -125,7 +125,7 @@ impl Running {
         Ok(masqueraded)
     }
 
-    pub fn wait_masqueraded(&self, who: Who, to: SocketAddr, expected: bool) -> Result<()> {
+    pub fn wait_masqueraded(&self, who: Host, to: SocketAddr, expected: bool) -> Result<()> {
         let what = format!("masqueraded, {who:?} to {to}: {expected}");
         eventually(&what, SOON, || {
             Ok(self.context.is_masqueraded(who, to, Protocol::Tcp)? == expected)

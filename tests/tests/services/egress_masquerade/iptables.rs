@@ -12,7 +12,7 @@ use denizen_tests::agent::wrapped::WrappedAgent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::kernel::ruleset;
-use denizen_tests::node::fixture::{Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Host, every_protocol, service_ips};
 use denizen_tests::node::netns::{self, Netns};
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
@@ -89,7 +89,7 @@ fn harm_is_repaired(context: &EgressContext, variant: Variant) -> Result<()> {
         let found = variant.dump(node)?;
         Ok(found == expected && agent.status()?["driftRepaired"] == 1)
     })?;
-    ensure!(context.is_masqueraded(Who::Bridged, outside()[0], Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Host::Bridged, outside()[0], Protocol::Tcp)?);
     ensure!(agent.terminate()?.success());
     Ok(())
 }
@@ -136,8 +136,8 @@ fn the_other_family_has_no_table() -> Result<()> {
     for variant in Variant::BOTH {
         let agent = context.start(context.flags(backend(variant)))?;
         let [v4, v6] = outside();
-        ensure!(context.is_masqueraded(Who::Routed, v4, Protocol::Tcp)?, "{variant:?}");
-        ensure!(!context.is_masqueraded(Who::Routed, v6, Protocol::Tcp)?, "{variant:?}");
+        ensure!(context.is_masqueraded(Host::Routed, v4, Protocol::Tcp)?, "{variant:?}");
+        ensure!(!context.is_masqueraded(Host::Routed, v6, Protocol::Tcp)?, "{variant:?}");
         agent.terminate()?;
     }
     let v6 = node.output("cat", &["/proc/net/ip6_tables_names"])?
@@ -163,7 +163,7 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
     ] {
         let agent = context.start(context.flags(now))?;
         let to = outside()[0];
-        ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+        ensure!(context.is_masqueraded(Host::Routed, to, Protocol::Tcp)?, "{now:?}");
         if let Some(last) = last {
             let is_gone = || match last {
                 Nftables | Ipvs => {
@@ -173,7 +173,7 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
                 IptablesLegacy | IptablesNft => Ok(!context.is_programmed(last)?),
             };
             eventually(&format!("{last:?} is gone"), SOON, is_gone)?;
-            ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?, "{now:?}");
+            ensure!(context.is_masqueraded(Host::Routed, to, Protocol::Tcp)?, "{now:?}");
         }
         agent.terminate()?;
         last = Some(now);
@@ -189,9 +189,9 @@ fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
         let context = EgressContext::new(&format!("egress-wall-{variant:?}"))?;
         let _agent = context.start(context.flags(backend(variant)))?;
         let [to, _] = outside();
-        ensure!(context.is_masqueraded(Who::Routed, to, Protocol::Tcp)?);
+        ensure!(context.is_masqueraded(Host::Routed, to, Protocol::Tcp)?);
         variant.run(context.node(), "-t filter -P FORWARD DROP")?;
-        let outcome = context.fixture.ask(Who::Routed, to, Protocol::Tcp)?;
+        let outcome = context.fixture.ask(Host::Routed, to, Protocol::Tcp)?;
         ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
     }
     Ok(())
@@ -262,8 +262,8 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
         })
     };
     agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
-    ensure!(is_served(10) && !context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
-    let more = context.fixture.service("more", 12, &every_protocol(), &[Who::Remote])?;
+    ensure!(is_served(10) && !context.is_masqueraded(Host::Routed, outside()[0], Protocol::Tcp)?);
+    let more = context.fixture.service("more", 12, &every_protocol(), &[Host::Remote])?;
     cluster.manifests.put("more", &more)?;
     agent.until("one more", |status| is_served(12) && named(status))?;
     fs::write(&context.config, "nonMasqueradeCIDRs: ['fd00::/16']")?;
@@ -271,7 +271,7 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     LEGACY_RESTORE.iter().try_for_each(|name| fs::remove_file(folder.path().join(name)))?;
     agent.until("no errors", |status| status["errors"] == json!([]))?;
     assert_eq!(agent.status()?["driftRepaired"], 0, "it is nobody's doing");
-    ensure!(context.is_masqueraded(Who::Routed, outside()[0], Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Host::Routed, outside()[0], Protocol::Tcp)?);
     Ok(())
 }
 
@@ -290,12 +290,12 @@ fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
     ensure!(errors.contains("egress masquerade of IPv4") && !errors.contains("IPv6"), "{errors}");
     assert_eq!(theirs()?, before);
     let [v4, v6] = outside();
-    ensure!(!context.is_masqueraded(Who::Bridged, v4, Protocol::Tcp)?);
-    ensure!(context.is_masqueraded(Who::Bridged, v6, Protocol::Tcp)?);
+    ensure!(!context.is_masqueraded(Host::Bridged, v4, Protocol::Tcp)?);
+    ensure!(context.is_masqueraded(Host::Bridged, v6, Protocol::Tcp)?);
     node.nft("delete table ip security")?;
     eventually("no errors", SOON, || Ok(agent.status()?["errors"] == json!([])))?;
     ensure!(
-        context.is_masqueraded(Who::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?
+        context.is_masqueraded(Host::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?
     );
     Ok(())
 }

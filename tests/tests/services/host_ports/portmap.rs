@@ -16,7 +16,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::cni::Chain;
-use denizen_tests::node::fixture::{Fixture, PORT, Who};
+use denizen_tests::node::fixture::{Fixture, Host, PORT};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::load::Load;
@@ -195,7 +195,7 @@ impl Migration {
     fn load(&self, number: u16, pod: &Pod) -> Result<Load> {
         // 500 connections a second, as two clients that pause.
         let mut load = Load::with_pause(Duration::from_millis(4));
-        for who in [Who::Outside, Who::Routed] {
+        for who in [Host::Outside, Host::Routed] {
             let expected = pod.addresses.clone();
             let to = self.fixture.cluster.world.addresses().node.clone();
             let targets = to.into_iter().map(|ip| (SocketAddr::new(ip, number), Protocol::Tcp));
@@ -216,11 +216,11 @@ struct Stream {
 
 impl Stream {
     fn start(migration: &Migration, to: SocketAddr, pod: &Pod) -> Result<Self> {
-        let from = migration.fixture.address(Who::Outside, to.ip())?;
+        let from = migration.fixture.address(Host::Outside, to.ip())?;
         let expected = SocketAddr::new(pod.address_like(to.ip()).context("an address")?, PORT);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let sender = migration.fixture.place(Who::Outside).0.spawn(move || {
+        let sender = migration.fixture.place(Host::Outside).0.spawn(move || {
             let socket = UdpSocket::bind((from, 0))?;
             socket.connect(to)?;
             socket.set_read_timeout(Some(Duration::from_secs(1)))?;
@@ -285,8 +285,8 @@ fn there_and_back(variant: Variant) -> Result<()> {
     let (new, _new) = migration.pod("new", &json!([port(8083)]))?;
     let asks = |number, pod: &Pod| -> Result<()> {
         let to = SocketAddr::new(first, number);
-        let from = migration.fixture.address(Who::Outside, first)?;
-        let outcome = Probe::tcp(to).from(from).ask_in(migration.fixture.place(Who::Outside).0);
+        let from = migration.fixture.address(Host::Outside, first)?;
+        let outcome = Probe::tcp(to).from(from).ask_in(migration.fixture.place(Host::Outside).0);
         let by = outcome.endpoint().map(|endpoint| endpoint.ip());
         ensure!(by == pod.address_like(first), "{number}: {outcome:?}");
         Ok(())

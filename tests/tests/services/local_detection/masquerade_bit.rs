@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, every_way, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, every_way, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Protocol;
 
@@ -40,19 +40,19 @@ fn counted(node: &Netns, counter: &str) -> Result<u64> {
 #[test]
 fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let fixture = Fixture::new("markbit")?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     let node = &fixture.cluster.world.node;
     node.nft(FOREIGN)?;
     let agent = fixture.cluster.start_agent_with(["--masquerade-bit=20"])?;
     for (to, protocol) in every_way(10) {
         let (marked, before) = (counted(node, "marked")?, counted(node, "before")?);
-        let outcome = fixture.ask(Who::Outside, to, protocol)?;
-        assert!(fixture.was_masqueraded(Who::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
+        let outcome = fixture.ask(Host::Outside, to, protocol)?;
+        assert!(fixture.was_masqueraded(Host::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
         assert_eq!(counted(node, "marked")?, marked + 1, "{to}/{protocol}: the first packet alone");
         assert!(counted(node, "before")? >= before, "{to}/{protocol}");
-        let outcome = fixture.ask(Who::Bridged, to, protocol)?;
-        assert!(!fixture.was_masqueraded(Who::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
+        let outcome = fixture.ask(Host::Bridged, to, protocol)?;
+        assert!(!fixture.was_masqueraded(Host::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
     }
     assert_eq!(counted(node, "changed")?, 0, "a foreign bit was changed, or ours was left");
     // Back to the usual bit: the rules are rewritten in place.
@@ -60,7 +60,7 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let marked = counted(node, "marked")?;
-    let outcome = fixture.ask(Who::Outside, to, Protocol::Tcp)?;
+    let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     assert_eq!(counted(node, "marked")?, marked, "the old bit is nobody's any more");
     Ok(())

@@ -9,7 +9,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{beside_firewall, tables};
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, Who, every_protocol, every_way, service_ips,
+    EVERYONE, Fixture, Host, every_protocol, every_way, service_ips,
 };
 use denizen_tests::node::manifest;
 use denizen_tests::packets::probe::Protocol;
@@ -19,16 +19,16 @@ use crate::context::AgentContext;
 
 /// Each value of `--detect-local`, none for the default, and whose packets it takes for a local
 /// pod's.
-const MODES: [(Option<&str>, &[Who]); 6] = [
-    (None, &[Who::Bridged, Who::Routed]),
-    (Some("bridge=cni0"), &[Who::Bridged]),
+const MODES: [(Option<&str>, &[Host]); 6] = [
+    (None, &[Host::Bridged, Host::Routed]),
+    (Some("bridge=cni0"), &[Host::Bridged]),
     // A bridged pod's packets come in through the bridge, whatever its veth is called.
-    (Some("interface-prefix=veth"), &[Who::Routed]),
-    (Some("interface-prefix=veth,cni"), &[Who::Bridged, Who::Routed]),
-    (Some("node-cidr=172.20.0.0/14,fd00:172:20::/48"), &[Who::Routed]),
+    (Some("interface-prefix=veth"), &[Host::Routed]),
+    (Some("interface-prefix=veth,cni"), &[Host::Bridged, Host::Routed]),
+    (Some("node-cidr=172.20.0.0/14,fd00:172:20::/48"), &[Host::Routed]),
     (
         Some("node-cidr=10.10.0.0/16,172.20.0.0/14,fd00:10:10::/48,fd00:172:20::/48"),
-        &[Who::Bridged, Who::Routed],
+        &[Host::Bridged, Host::Routed],
     ),
 ];
 
@@ -38,7 +38,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
 fn with_web(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
-    let web = fixture.service("web", 10, &every_protocol(), &[Who::Remote])?;
+    let web = fixture.service("web", 10, &every_protocol(), &[Host::Remote])?;
     fixture.cluster.manifests.put("web", &web)?;
     Ok(fixture)
 }
@@ -63,7 +63,7 @@ fn who_is_local_keeps_its_address_over_every_protocol() -> Result<()> {
                 let outcome = fixture.ask(who, to, protocol)?;
                 let is_masqueraded = fixture.was_masqueraded(who, &outcome)?;
                 // What the node sends has its address anyway.
-                assert!(who == Who::ThisNode || is_masqueraded != is_local, "{what}: {outcome:?}");
+                assert!(who == Host::ThisNode || is_masqueraded != is_local, "{what}: {outcome:?}");
                 let explained = fixture.explain(&agent, who, to, protocol)?;
                 let output = (explained.local, explained.masquerade);
                 assert_eq!(output, (is_local, !is_local), "{what}: {explained:?}");
@@ -82,13 +82,13 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
         let outcome = fixture.ask(who, to, Protocol::Tcp)?;
         fixture.was_masqueraded(who, &outcome)
     };
-    assert!(masqueraded(Who::Bridged)? && masqueraded(Who::Routed)?, "no ranges yet");
+    assert!(masqueraded(Host::Bridged)? && masqueraded(Host::Routed)?, "no ranges yet");
     let mut node = manifest::node(&fixture.cluster.settings().node_name, &[], "");
     node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
     fixture.cluster.manifests.put("node", &[node])?;
-    eventually("programmed", SOON, || Ok(!masqueraded(Who::Bridged)?))
+    eventually("programmed", SOON, || Ok(!masqueraded(Host::Bridged)?))
         .with_context(|| agent.log())?;
-    assert!(masqueraded(Who::Routed)?, "its address is in no range");
+    assert!(masqueraded(Host::Routed)?, "its address is in no range");
     Ok(())
 }
 

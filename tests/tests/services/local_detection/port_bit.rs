@@ -14,7 +14,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::iptables::{self, Variant};
 use denizen_tests::kernel::ruleset::{self, beside_firewall};
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::load::Load;
@@ -70,7 +70,7 @@ fn another_mode_or_backend_leaves_nothing_behind() -> Result<()> {
     const BRIDGED: &str = "1 in DENIZEN-BRIDGED-4";
     let fixture = Fixture::new("bit-switch")?;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
+    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Host::Remote])?)?;
     let (nftables, legacy, nft) =
         (Backend::Nftables, Backend::IptablesLegacy, Backend::IptablesNft);
     let mut load = None;
@@ -110,7 +110,7 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
     let fixture = Fixture::new(label)?;
     let node = &fixture.cluster.world.node;
     let manifests = &fixture.cluster.manifests;
-    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Who::Remote])?)?;
+    manifests.put("web", &fixture.service("web", 10, &every_protocol(), &[Host::Remote])?)?;
     let mut settings = fixture.cluster.settings();
     settings.objects = Objects::Kubeconfig(nobodys_kubeconfig(&fixture)?);
     for (before, after) in [("pod-state", PORT_EXACT), (PORT_EXACT, "pod-state")] {
@@ -120,7 +120,7 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
         settings.flags.push(format!("--detect-local={after}"));
         let agent = Agent::spawn(node, settings.clone())?;
         eventually("pods are programmed", BOUND, || Ok(by_port(node, backend)? != pods))?;
-        for (who, like) in [Who::Bridged, Who::Routed].into_iter().zip(service_ips(10)) {
+        for (who, like) in [Host::Bridged, Host::Routed].into_iter().zip(service_ips(10)) {
             let outcome = fixture.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
             assert!(!fixture.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
         }
@@ -169,7 +169,7 @@ fn nobodys_kubeconfig(fixture: &Fixture) -> Result<PathBuf> {
 fn local_load(fixture: &Fixture) -> Result<Load> {
     fixture.cluster.world.forget_quickly()?;
     let mut load = Load::default();
-    for who in [Who::Bridged, Who::Routed] {
+    for who in [Host::Bridged, Host::Routed] {
         let own = service_ips(10)
             .map(|like| fixture.address(who, like))
             .into_iter()

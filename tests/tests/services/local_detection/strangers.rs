@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 use denizen_tests::agent::Agent;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::{host_length, ip};
@@ -15,7 +15,7 @@ use denizen_tests::packets::probe::{Probe, Protocol};
 fn with_agent(label: &str) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     let ports = every_protocol();
-    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Who::Remote])?)?;
+    fixture.cluster.manifests.put("web", &fixture.service("web", 10, &ports, &[Host::Remote])?)?;
     let agent = fixture.cluster.start_agent()?;
     Ok((fixture, agent))
 }
@@ -42,8 +42,8 @@ fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
 fn a_borrowed_address_is_not_local() -> Result<()> {
     let (fixture, agent) = with_agent("masq-borrow")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let address = fixture.address(Who::Bridged, to.ip())?;
-    let explained = agent.explain(address, fixture.place(Who::Routed).1, to, Protocol::Tcp)?;
+    let address = fixture.address(Host::Bridged, to.ip())?;
+    let explained = agent.explain(address, fixture.place(Host::Routed).1, to, Protocol::Tcp)?;
     assert_eq!((explained.local, explained.masquerade), (false, true), "{explained:?}");
     let explained = agent.explain(address, Some("eth0"), to, Protocol::Tcp)?;
     assert_eq!((explained.local, explained.masquerade), (false, true), "{explained:?}");

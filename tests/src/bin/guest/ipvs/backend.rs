@@ -12,7 +12,7 @@ use denizen_tests::binary;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::iptables::Variant;
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PROTOCOLS, Who, every_protocol, put_load_balancer, service_ips,
+    EVERYONE, Fixture, Host, PROTOCOLS, every_protocol, put_load_balancer, service_ips,
 };
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::packets::long_connection::{self, LongConnection, MEMBERS};
@@ -83,7 +83,7 @@ impl Served {
 
     /// Each frontend of `web`, and whether local pods keep their address there.
     fn frontends(&self) -> Result<Vec<(SocketAddr, bool)>> {
-        let node = |like| self.fixture.address(Who::ThisNode, like);
+        let node = |like| self.fixture.address(Host::ThisNode, like);
         let mut all = Vec::new();
         for (ip, balancer) in service_ips(10).into_iter().zip(service_ips(BALANCER)) {
             all.push((SocketAddr::new(ip, 80), true));
@@ -105,7 +105,7 @@ impl Served {
                 for _ in 0..ROUND {
                     answered.insert(self.asked(who, to, protocol, keeps)?);
                 }
-                let all: BTreeSet<Who> = MEMBERS.into_iter().collect();
+                let all: BTreeSet<Host> = MEMBERS.into_iter().collect();
                 ensure!(answered == all, "{who:?} to {to}/{protocol}: {answered:?}");
             }
         }
@@ -113,14 +113,14 @@ impl Served {
     }
 
     /// Who answered.
-    fn asked(&self, who: Who, to: SocketAddr, protocol: Protocol, keeps: bool) -> Result<Who> {
+    fn asked(&self, who: Host, to: SocketAddr, protocol: Protocol, keeps: bool) -> Result<Host> {
         let outcome = self.fixture.ask(who, to, protocol)?;
         let said = || format!("{who:?} to {to}/{protocol}: {outcome:?}");
         let endpoint = outcome.endpoint().with_context(said)?;
         let answerer = self.fixture.owner(endpoint.ip()).with_context(said)?;
-        let is_pod = who == Who::Bridged || who == Who::Routed;
+        let is_pod = who == Host::Bridged || who == Host::Routed;
         let is_kept = keeps && is_pod && answerer != who;
-        if who != Who::ThisNode {
+        if who != Host::ThisNode {
             let is_masqueraded = self.fixture.was_masqueraded(who, &outcome).with_context(said)?;
             ensure!(is_masqueraded != is_kept, "{}, masqueraded: {is_masqueraded}", said());
         }
@@ -154,7 +154,7 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
             ensure!(outcome == Outcome::Refused, "{who:?} to {ip}: {outcome:?}");
         }
     }
-    let own = fixture.address(Who::ThisNode, services[0])?;
+    let own = fixture.address(Host::ThisNode, services[0])?;
     let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).ask_in(node);
     ensure!(outcome.endpoint().is_some(), "nobody listens there: {outcome:?}");
     Ok(())
@@ -191,9 +191,9 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let mut streams = context.lasting()?;
     let pause = || thread::sleep(Duration::from_millis(300));
     context.unnoticed(&mut streams, "an endpoint leaves and comes back", || {
-        context.web(&MEMBERS, &[Who::Remote])?;
+        context.web(&MEMBERS, &[Host::Remote])?;
         pause();
-        context.web(&[Who::Bridged, Who::Routed], &[])?;
+        context.web(&[Host::Bridged, Host::Routed], &[])?;
         pause();
         context.web(&MEMBERS, &[])?;
         pause();
@@ -219,7 +219,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
     for (other, other_flags) in others.into_iter().take(played) {
         let mut drained = context.lasting()?;
         let [_, echo] = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
-        drained.push(LongConnection::open(context.fixture().place(Who::Outside).0, echo)?);
+        drained.push(LongConnection::open(context.fixture().place(Host::Outside).0, echo)?);
         let what = format!("{other}, and back");
         agent = context.unnoticed(&mut streams, &what, || {
             agent.terminate()?;
@@ -272,7 +272,7 @@ pub(crate) fn serves() -> Result<()> {
     own_port_is_refused(&served.fixture, service_ips(10))?;
 
     let echo = SocketAddr::new(service_ips(11)[0], 7);
-    let mut lasting = LongConnection::open(served.fixture.place(Who::Bridged).0, echo)?;
+    let mut lasting = LongConnection::open(served.fixture.place(Host::Bridged).0, echo)?;
     agent.terminate()?;
     let agent = served.start()?;
     ensure!(served.servers()? == servers, "{:#?}", served.servers()?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::packets::probe::Probe;
 
 use crate::context::GuestContext;
@@ -38,7 +38,7 @@ pub(crate) fn is_repaired() -> Result<()> {
         errors.filter_map(|error| error.as_str()).any(|text| text.contains("keeps removing"))
     })?;
     let web = SocketAddr::new(service_ips(10)[0], 80);
-    for who in [Who::Bridged, Who::Outside, Who::ThisNode] {
+    for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
         eventually("nf_tables balances", PATIENCE, || {
             Ok(Probe::tcp(web).ask_in(context.fixture().place(who).0).endpoint().is_some())
         })?;

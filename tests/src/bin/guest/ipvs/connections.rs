@@ -11,7 +11,7 @@ use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::conntrack::{KeptFlow, tracked};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{
-    Fixture, PORT, Who, every_protocol, put_load_balancer, service_ips,
+    Fixture, Host, PORT, every_protocol, put_load_balancer, service_ips,
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
@@ -31,7 +31,7 @@ const MOVED: u8 = 30;
 const HOLE: u16 = 8081;
 
 /// The pods behind it: one after the other is chosen.
-const BEHIND: [Who; 2] = [Who::Bridged, Who::Remote];
+const BEHIND: [Host; 2] = [Host::Bridged, Host::Remote];
 
 /// A change takes a second of the guest's time.
 const SOON: Duration = Duration::from_secs(15);
@@ -65,11 +65,11 @@ impl Connections {
     }
 
     fn client(&self) -> &Netns {
-        self.fixture.place(Who::Routed).0
+        self.fixture.place(Host::Routed).0
     }
 
     /// The endpoints of the echo service; `leaving` are among them and get no new connections.
-    fn echoes(&self, members: &[Who], leaving: &[Who]) -> Result<()> {
+    fn echoes(&self, members: &[Host], leaving: &[Host]) -> Result<()> {
         let port = [Port::tcp("echo", 7, ECHO)];
         let mut objects = self.fixture.service("echoes", ECHOES, &port, members)?;
         put_load_balancer(&mut objects, BALANCER);
@@ -87,7 +87,7 @@ impl Connections {
 
     /// What IPVS says of an endpoint of the echo service: its weight, and how many connections it
     /// has that are open.
-    fn open(&self, who: Who) -> Result<Option<(u32, u32)>> {
+    fn open(&self, who: Host) -> Result<Option<(u32, u32)>> {
         let at = self.fixture.address(who, service_ips(ECHOES)[0])?;
         let listed = self.node().output("ipvsadm", &["--list", "--numeric"])?;
         let service = format!("TCP  {}:7 ", service_ips(ECHOES)[0]);
@@ -100,7 +100,7 @@ impl Connections {
         Ok(Some((weight.context("a weight")??, open.context("connections")??)))
     }
 
-    fn wait(&self, who: Who, wanted: Option<(u32, u32)>) -> Result<()> {
+    fn wait(&self, who: Host, wanted: Option<(u32, u32)>) -> Result<()> {
         let what = format!("{who:?} has {wanted:?}");
         eventually(&what, SOON, || Ok(self.open(who)? == wanted))
     }
@@ -113,7 +113,7 @@ fn at(number: u8, port: u16) -> SocketAddr {
 /// IPVS forgets neither connections nor flows before connection tracking does.
 fn silent_ones_live(context: &Connections, streams: &mut [LongConnection]) -> Result<()> {
     let web = at(10, 80);
-    let source = context.fixture.address(Who::Routed, web.ip())?;
+    let source = context.fixture.address(Host::Routed, web.ip())?;
     let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
     let first = flow.ask();
     ensure!(first.endpoint().is_some(), "{first:?}");
@@ -132,33 +132,33 @@ fn endpoints_drain(
     mut streams: [LongConnection; 2],
 ) -> Result<Agent> {
     // One after the other was chosen: each has one.
-    context.wait(Who::Remote, Some((1, 1)))?;
-    context.echoes(&BEHIND, &[Who::Remote])?;
-    context.wait(Who::Remote, Some((0, 1)))?;
+    context.wait(Host::Remote, Some((1, 1)))?;
+    context.echoes(&BEHIND, &[Host::Remote])?;
+    context.wait(Host::Remote, Some((0, 1)))?;
     let mut new = Vec::new();
     for _ in 0..2 * BEHIND.len() {
         new.push(LongConnection::open(context.client(), at(ECHOES, 7))?);
     }
-    context.wait(Who::Bridged, Some((1, 1 + new.len() as u32)))?;
+    context.wait(Host::Bridged, Some((1, 1 + new.len() as u32)))?;
     agent.kill()?;
     let agent = context.start()?;
-    context.wait(Who::Remote, Some((0, 1)))?;
+    context.wait(Host::Remote, Some((0, 1)))?;
     streams
         .iter_mut()
         .try_for_each(LongConnection::still_alive)
         .context("beside one that drains")?;
     context.echoes(&BEHIND, &[])?;
-    context.wait(Who::Remote, Some((1, 1)))?;
+    context.wait(Host::Remote, Some((1, 1)))?;
     // The slices lack a pod of another node, then one of this node.
     context.echoes(&BEHIND[..1], &[])?;
-    context.wait(Who::Remote, Some((0, 1)))?;
+    context.wait(Host::Remote, Some((0, 1)))?;
     context.echoes(&BEHIND[1..], &[])?;
-    context.wait(Who::Bridged, Some((0, 1 + new.len() as u32)))?;
+    context.wait(Host::Bridged, Some((0, 1 + new.len() as u32)))?;
     let mut all = streams.iter_mut().chain(&mut new);
     all.try_for_each(LongConnection::still_alive).context("to one that has left the slices")?;
     let begun = Instant::now();
     context.fixture.bridged.forget(context.node())?;
-    context.wait(Who::Bridged, None)?;
+    context.wait(Host::Bridged, None)?;
     let all_reset = new.iter_mut().all(|stream| stream.is_reset().is_ok());
     ensure!(all_reset, "a connection to a pod that is gone goes on");
     let reset = streams.iter_mut().filter_map(|stream| stream.is_reset().ok()).count();
@@ -170,12 +170,12 @@ fn endpoints_drain(
 /// A flow whose endpoint goes is another's at once.
 fn flows_move_at_once(context: &Connections) -> Result<()> {
     let web = at(10, 80);
-    let source = context.fixture.address(Who::Routed, web.ip())?;
+    let source = context.fixture.address(Host::Routed, web.ip())?;
     let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
     let outcome = flow.ask();
     let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
     let served = context.fixture.owner(endpoint.ip()).context("an endpoint")?;
-    let rest: Vec<Who> = MEMBERS.into_iter().filter(|who| *who != served).collect();
+    let rest: Vec<Host> = MEMBERS.into_iter().filter(|who| *who != served).collect();
     let objects = context.fixture.service("web", 10, &every_protocol(), &rest)?;
     context.fixture.cluster.manifests.put("web", &objects)?;
     let gone = format!("{endpoint} ");
@@ -205,15 +205,15 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
             }}
         }}"
     ))?;
-    let is_served_by = |who: Who, target: u16| {
+    let is_served_by = |who: Host, target: u16| {
         let objects = fixture.service("moved", MOVED, &[Port::tcp("web", 80, target)], &[who]);
         let put = || fixture.cluster.manifests.put("moved", &objects?);
         programmed(agent, put, || ())
     };
-    is_served_by(Who::Remote, HOLE)?;
+    is_served_by(Host::Remote, HOLE)?;
     let mut attempts = Vec::new();
     for ip in service_ips(MOVED) {
-        for who in [Who::Routed, Who::Outside, Who::ThisNode] {
+        for who in [Host::Routed, Host::Outside, Host::ThisNode] {
             let probe = Probe::tcp(SocketAddr::new(ip, 80)).from(fixture.address(who, ip)?);
             let probe = probe.patience(SOON);
             attempts.push((who, probe, fixture.place(who).0.run(|| probe.begin())??));
@@ -224,7 +224,7 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
         Ok(all.iter().filter(|entry| entry.reply_source.port() == HOLE).count())
     };
     eventually("they wait for the dead endpoint", SOON, || Ok(waiting()? == attempts.len()))?;
-    is_served_by(Who::Bridged, PORT)?;
+    is_served_by(Host::Bridged, PORT)?;
     let begun = Instant::now();
     // IPVS would drop the next SYN of one that connection tracking still knows.
     ensure!(waiting()? == 0, "{} wait for the dead endpoint still", waiting()?);
@@ -233,7 +233,7 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
     for (who, probe, socket) in attempts {
         let outcome = probe.end(socket);
         let moved = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
-        ensure!(moved == Some(Who::Bridged), "{who:?} to {}: {outcome:?}", probe.to);
+        ensure!(moved == Some(Host::Bridged), "{who:?} to {}: {outcome:?}", probe.to);
     }
     println!("  unanswered ones moved within {:?}", begun.elapsed());
     Ok(())

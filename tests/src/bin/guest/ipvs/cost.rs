@@ -14,7 +14,7 @@ use denizen_tests::bench::Memory;
 use denizen_tests::bench::timing::{Samples, text, timed};
 use denizen_tests::binary;
 use denizen_tests::kernel::vm;
-use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::long_connection;
 use denizen_tests::packets::probe::Probe;
@@ -173,7 +173,7 @@ fn for_long(fixture: &Fixture) -> Result<(f64, f64)> {
 fn connection(fixture: &Fixture) -> Result<Duration> {
     let to = SocketAddr::new(service_ips(11)[0], 7);
     let (connected, took) =
-        fixture.place(Who::Bridged).0.run(|| timed(|| Probe::tcp(to).connect()))?;
+        fixture.place(Host::Bridged).0.run(|| timed(|| Probe::tcp(to).connect()))?;
     connected.context("the echo service")?;
     Ok(took)
 }

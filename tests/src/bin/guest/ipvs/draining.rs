@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::binary;
-use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
@@ -22,7 +22,7 @@ const ECHOES: Port = Port::tcp("echo", 7, ECHO);
 /// Its number among [`service_ips`].
 const NUMBER: u8 = 11;
 
-const MEMBERS: [Who; 2] = [Who::Routed, Who::Bridged];
+const MEMBERS: [Host; 2] = [Host::Routed, Host::Bridged];
 
 struct Drained {
     fixture: Fixture,
@@ -41,7 +41,7 @@ impl Drained {
     }
 
     /// The service's endpoints from now on; `leaving` are among them and get no new connections.
-    fn echoes(&self, leaving: &[Who]) -> Result<()> {
+    fn echoes(&self, leaving: &[Host]) -> Result<()> {
         let mut objects = self.fixture.service("echo", NUMBER, &[ECHOES], &MEMBERS)?;
         self.fixture.drain(&mut objects, leaving)?;
         self.fixture.cluster.manifests.put("echo", &objects)
@@ -58,7 +58,7 @@ impl Drained {
     /// One connection to each endpoint.
     fn connections(&self) -> Result<Vec<LongConnection>> {
         let to = SocketAddr::new(service_ips(NUMBER)[0], 7);
-        let open = |_| LongConnection::open(self.fixture.place(Who::Outside).0, to);
+        let open = |_| LongConnection::open(self.fixture.place(Host::Outside).0, to);
         MEMBERS.iter().map(open).collect()
     }
 
@@ -85,11 +85,11 @@ pub(crate) fn is_shown() -> Result<()> {
     let agent = drained.start()?;
     let mut connections = drained.connections()?;
     ensure!(draining(&agent.status()?).is_empty(), "{}", agent.status()?);
-    drained.echoes(&[Who::Bridged])?;
+    drained.echoes(&[Host::Bridged])?;
     let status =
         agent.until("an endpoint drains", PATIENCE, |status| draining(status).len() == 2)?;
     connections.iter_mut().try_for_each(LongConnection::still_alive)?;
-    let leaving = drained.fixture.address(Who::Bridged, service_ips(NUMBER)[0])?;
+    let leaving = drained.fixture.address(Host::Bridged, service_ips(NUMBER)[0])?;
     let leaving = SocketAddr::new(leaving, ECHO).to_string();
     let shown = draining(&status);
     let row = shown.iter().find(|row| row["endpoint"] == *leaving).context("the endpoint")?;

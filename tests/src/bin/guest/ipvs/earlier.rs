@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
-use denizen_tests::node::fixture::{Fixture, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::packets::long_connection;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::packets::server::{Listen, Server};
@@ -26,8 +26,8 @@ table inet others {
 
 /// What a host outside gets from this port of its own.
 fn ask(fixture: &Fixture, port: u16, to: SocketAddr) -> Result<Outcome> {
-    let probe = Probe::tcp(to).from(fixture.address(Who::Outside, to.ip())?).patience(SILENCE);
-    Ok(Probe { port, ..probe }.ask_in(fixture.place(Who::Outside).0))
+    let probe = Probe::tcp(to).from(fixture.address(Host::Outside, to.ip())?).patience(SILENCE);
+    Ok(Probe { port, ..probe }.ask_in(fixture.place(Host::Outside).0))
 }
 
 /// They get neither a port of the node's own nor an endpoint that sees another source than the

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
-use denizen_tests::node::fixture::{Fixture, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, every_protocol, service_ips};
 use denizen_tests::packets::long_connection;
 use denizen_tests::packets::probe::{Outcome, Protocol};
 use denizen_tests::test_length;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Who answers. The client is neither of them, so both see its own address and port.
-const MEMBERS: [Who; 2] = [Who::Routed, Who::Remote];
+const MEMBERS: [Host; 2] = [Host::Routed, Host::Remote];
 
 /// The scheduler by which all clients get the same endpoint, and how many of them are asked.
 const BY_SERVICE: &str = "dh";
@@ -34,7 +34,7 @@ struct AnsweredQuestion {
 
 /// `web` has this scheduler and these endpoints from now on. It also hashes the client's port, if
 /// it hashes clients.
-fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Who]) -> Result<()> {
+fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Host]) -> Result<()> {
     let mut objects = fixture.service("web", 10, &every_protocol(), members)?;
     let annotations = &mut objects[0]["metadata"]["annotations"];
     *annotations = json!({ "kube-router.io/service.scheduler": scheduler });
@@ -91,7 +91,7 @@ fn ask(
     known: &mut BTreeSet<String>,
 ) -> Result<AnsweredQuestion> {
     for _ in 0..TRIES {
-        let outcome = fixture.ask(Who::Bridged, to, protocol)?;
+        let outcome = fixture.ask(Host::Bridged, to, protocol)?;
         let Outcome::Answered { endpoint, seen } = outcome else {
             anyhow::bail!("{to}/{protocol}: {outcome:?}");
         };

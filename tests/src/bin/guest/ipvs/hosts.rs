@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::{Agent, STARTING};
 use denizen_tests::eventually::observed;
 use denizen_tests::node::cluster::serve;
-use denizen_tests::node::fixture::{EVERYONE, Fixture, PORT, Who, every_way, service_ips};
+use denizen_tests::node::fixture::{EVERYONE, Fixture, Host, PORT, every_way, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::long_connection;
@@ -49,7 +49,7 @@ fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
     node.nft(FIREWALL)?;
     let agent = start(fixture, &[])?;
     let web = SocketAddr::new(service_ips(10)[0], 80);
-    let closed = Probe::tcp(web).patience(SILENCE).ask_in(fixture.place(Who::Outside).0);
+    let closed = Probe::tcp(web).patience(SILENCE).ask_in(fixture.place(Host::Outside).0);
     ensure!(closed == Outcome::Dropped, "nothing lets it in: {closed:?}");
     agent.terminate()?;
     let agent = start(fixture, &["--open-forward"])?;
@@ -60,8 +60,8 @@ fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
                 .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
         }
     }
-    let own = SocketAddr::new(fixture.address(Who::ThisNode, web.ip())?, HOST_PORT);
-    let outcome = Probe::tcp(own).patience(SILENCE).ask_in(fixture.place(Who::Outside).0);
+    let own = SocketAddr::new(fixture.address(Host::ThisNode, web.ip())?, HOST_PORT);
+    let outcome = Probe::tcp(own).patience(SILENCE).ask_in(fixture.place(Host::Outside).0);
     ensure!(outcome == Outcome::Dropped, "the node's own port is let in: {outcome:?}");
     agent.terminate()?;
     node.nft("delete table inet filter")
@@ -71,7 +71,7 @@ fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
 fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
     let ports =
         [Port::tcp("tcp", 80, HOST_PORT), Port::tcp("udp", 80, HOST_PORT).over(Protocol::Udp)];
-    let members = [Who::ThisNode, Who::Remote];
+    let members = [Host::ThisNode, Host::Remote];
     let objects = fixture.service("hosts", HOSTS, &ports, &members)?;
     fixture.cluster.manifests.put("hosts", &objects)?;
     let agent = start(fixture, &[])?;
@@ -91,7 +91,7 @@ fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
                 answered.push(fixture.owner(endpoint.ip()));
             }
             answered.sort_unstable();
-            let all = [Some(Who::Remote), Some(Who::ThisNode)];
+            let all = [Some(Host::Remote), Some(Host::ThisNode)];
             ensure!(answered == all, "{who:?} to {to}/{protocol}: {answered:?}");
         }
     }
@@ -104,10 +104,10 @@ fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
 fn no_source_is_a_services(fixture: &Fixture) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let (routed, web) = (&fixture.routed, [Port::tcp("only", 80, PORT)]);
-    let only = fixture.service("only", 21, &web, &[Who::Routed])?;
+    let only = fixture.service("only", 21, &web, &[Host::Routed])?;
     fixture.cluster.manifests.put("only", &only)?;
     let like = service_ips(21)[0];
-    let at = fixture.address(Who::Routed, like)?;
+    let at = fixture.address(Host::Routed, like)?;
     let veth = routed.host_interface();
     let before = node.output("ip", &["-o", "addr"])?;
     let agent = start(fixture, &[])?;
@@ -116,7 +116,7 @@ fn no_source_is_a_services(fixture: &Fixture) -> Result<()> {
     node.output("ip", &["-4", "addr", "flush", "dev", veth])?;
     node.ip(&format!("route replace {at}/32 dev {veth}"))?;
     node.sysctl(&format!("net.ipv4.conf.{veth}.proxy_arp"), "1")?;
-    let outcome = fixture.ask(Who::Outside, SocketAddr::new(like, 80), Protocol::Tcp)?;
+    let outcome = fixture.ask(Host::Outside, SocketAddr::new(like, 80), Protocol::Tcp)?;
     let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
     ensure!(fixture.cluster.is_nodes(seen)?, "an endpoint saw {seen}");
     agent.terminate()?;
@@ -129,7 +129,7 @@ pub(crate) fn are_served() -> Result<()> {
     let both = [Protocol::Tcp, Protocol::Udp].map(|protocol| (protocol, HOST_PORT));
     let own: Vec<IpAddr> = service_ips(HOSTS)
         .into_iter()
-        .map(|like| fixture.address(Who::ThisNode, like))
+        .map(|like| fixture.address(Host::ThisNode, like))
         .collect::<Result<_>>()?;
     let _servers: Vec<Server> = [(&world.node, &own), (&world.remote, &world.addresses().remote)]
         .into_iter()

@@ -13,7 +13,7 @@ use denizen_tests::binary;
 use denizen_tests::kernel::system_calls::{Sent, at_each_message, stopped_behind};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::cni::give;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
 use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::long_connection::{self, MEMBERS};
@@ -39,7 +39,7 @@ const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
 
 /// Those who look. The node's own source is an address of the node in any case.
-const CLIENTS: [Who; 3] = [Who::Bridged, Who::Outside, Who::ThisNode];
+const CLIENTS: [Host; 3] = [Host::Bridged, Host::Outside, Host::ThisNode];
 
 /// Each client asks from a port of its own. What connection tracking remembers of a client without
 /// an answer (for two minutes) from before the rules: from its port, no rule is asked, and a route
@@ -104,7 +104,7 @@ impl Killed {
         &self.fixture.cluster.world.node
     }
 
-    fn extra(&self, members: &[Who]) -> Result<()> {
+    fn extra(&self, members: &[Host]) -> Result<()> {
         let objects = self.fixture.service("extra", EXTRA, &EXTRA_HTTP, members)?;
         self.fixture.cluster.manifests.put("extra", &objects)
     }
@@ -122,7 +122,7 @@ impl Killed {
         Ok(agent)
     }
 
-    fn ask(&self, who: Who, number: u8, like: usize, port: u16) -> Result<Outcome> {
+    fn ask(&self, who: Host, number: u8, like: usize, port: u16) -> Result<Outcome> {
         let to = SocketAddr::new(service_ips(number)[like], port);
         let from = self.next_port.replace(self.next_port.get() + 1);
         ensure!(from < LAST_PORT, "a client would use a port again");
@@ -133,7 +133,7 @@ impl Killed {
 
     /// An answer is an endpoint's, and that has seen the source that it should; whether there was
     /// one.
-    fn is_served(&self, who: Who, outcome: &Outcome) -> Result<bool> {
+    fn is_served(&self, who: Host, outcome: &Outcome) -> Result<bool> {
         let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
             return Ok(false);
         };
@@ -142,7 +142,7 @@ impl Killed {
             answerer.is_some_and(|who| MEMBERS.contains(&who)),
             "nobody's endpoint: {outcome:?}"
         );
-        let keeps = who == Who::Bridged && answerer != Some(who);
+        let keeps = who == Host::Bridged && answerer != Some(who);
         let is_right = match keeps {
             true => seen == self.fixture.address(who, seen)?,
             false => self.fixture.cluster.is_nodes(seen)?,

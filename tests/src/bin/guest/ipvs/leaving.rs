@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::system_calls::at_each_message;
-use denizen_tests::node::fixture::{Who, service_ips};
+use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::long_connection::{ECHO, LongConnection};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
@@ -31,16 +31,17 @@ pub(crate) fn connections_go_on() -> Result<()> {
     };
     let fixture = context.fixture();
     let saved = || context.node().output("ipvsadm", &["--save", "--numeric"]);
-    let routed = fixture.address(Who::Routed, echo.ip())?;
+    let routed = fixture.address(Host::Routed, echo.ip())?;
     let real = |weight: u8| format!("-a -t {echo} -r {routed}:{ECHO} -m -w {weight}");
     ensure!(saved()?.contains(&real(1)), "{}", saved()?);
 
-    let mut objects = fixture.service("echo", 11, &[Port::tcp("echo", 7, ECHO)], &[Who::Routed])?;
+    let mut objects =
+        fixture.service("echo", 11, &[Port::tcp("echo", 7, ECHO)], &[Host::Routed])?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     fixture.cluster.manifests.put("echo", &objects)?;
     eventually("no new connections for IPVS", PATIENCE, || Ok(saved()?.contains(&real(0))))?;
     alive("nf_tables carries the service")?;
-    let outside = fixture.place(Who::Outside).0;
+    let outside = fixture.place(Host::Outside).0;
     LongConnection::open(outside, echo)?.still_alive().context("through nf_tables")?;
 
     fixture.cluster.manifests.remove("echo")?;
@@ -69,7 +70,7 @@ pub(crate) fn step_by_step(
         pid,
         || Ok(()),
         |sent| {
-            for (who, ip) in [Who::Outside, Who::ThisNode].into_iter().zip(left) {
+            for (who, ip) in [Host::Outside, Host::ThisNode].into_iter().zip(left) {
                 let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
                 let said = || format!("behind {sent} messages, {who:?} got from {ip}: {outcome:?}");
                 ensure!(outcome.endpoint().is_none(), said());

@@ -9,7 +9,7 @@ use denizen_tests::agent::Agent;
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{
-    EVERYONE, Fixture, PORT, Who, every_protocol, put_load_balancer, service_ips,
+    EVERYONE, Fixture, Host, PORT, every_protocol, put_load_balancer, service_ips,
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::host_length;
@@ -46,10 +46,10 @@ const STEP: usize = 5;
 const MOST_TRIES: usize = 3 * MEMBERS.len();
 
 /// To which frontend, by whom, over which protocol.
-type ProbedConnection = (SocketAddr, Who, Protocol);
+type ProbedConnection = (SocketAddr, Host, Protocol);
 
 /// Each of these clients at each of these frontends, by every protocol.
-fn connections(frontends: &[SocketAddr], clients: &[Who]) -> Vec<ProbedConnection> {
+fn connections(frontends: &[SocketAddr], clients: &[Host]) -> Vec<ProbedConnection> {
     let at = |to: &SocketAddr| {
         let to = *to;
         clients.iter().flat_map(move |who| PROTOCOLS.map(|protocol| (to, *who, protocol)))
@@ -65,11 +65,11 @@ struct PolicyContext {
 }
 
 /// The endpoints of `web` that may answer.
-fn all() -> BTreeSet<Who> {
+fn all() -> BTreeSet<Host> {
     MEMBERS.into()
 }
 
-fn without(who: Who) -> BTreeSet<Who> {
+fn without(who: Host) -> BTreeSet<Host> {
     MEMBERS.into_iter().filter(|member| *member != who).collect()
 }
 
@@ -87,7 +87,7 @@ impl PolicyContext {
         let manifests = &fixture.cluster.manifests;
         manifests.put("web", &web)?;
         let own = [Port::tcp("own", 80, PORT)];
-        manifests.put("own", &fixture.service("own", OF_NODE, &own, &[Who::ThisNode])?)?;
+        manifests.put("own", &fixture.service("own", OF_NODE, &own, &[Host::ThisNode])?)?;
         let namespace = NamespaceObject {
             metadata: ObjectMeta { name: "default".to_owned(), ..ObjectMeta::default() },
         };
@@ -120,10 +120,10 @@ impl PolicyContext {
         eventually("rules", PATIENCE, || Ok(has_rules("ip")? && has_rules("ip6")?))?;
         ensure!(self.agent.status()?["networkPolicy"]["pending"] == 2);
         let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
-        let who = [Who::Bridged, Who::Outside];
+        let who = [Host::Bridged, Host::Outside];
         // A pod reaches itself, whatever is known.
         let reached =
-            |who| BTreeSet::from([who, Who::Remote]).intersection(&all()).copied().collect();
+            |who| BTreeSet::from([who, Host::Remote]).intersection(&all()).copied().collect();
         self.expect_of("pending", connections(&to, &who), reached)?;
         self.fixture.cluster.manifests.put("pods", &self.fixture.pod_objects("front", "back"))
     }
@@ -145,7 +145,7 @@ impl PolicyContext {
     fn frontends(&self) -> Result<Vec<SocketAddr>> {
         let mut frontends = Vec::new();
         for (ip, balancer) in service_ips(10).into_iter().zip(service_ips(BALANCER)) {
-            let node = self.fixture.address(Who::ThisNode, ip)?;
+            let node = self.fixture.address(Host::ThisNode, ip)?;
             let all = [(ip, 80), (balancer, 80), (node, NODE_PORT)];
             frontends.extend(all.map(|(ip, port)| SocketAddr::new(ip, port)));
         }
@@ -153,7 +153,7 @@ impl PolicyContext {
     }
 
     /// At every frontend, exactly these endpoints answer, and `explain` says so.
-    fn expect(&self, what: &str, expected: impl Fn(Who) -> BTreeSet<Who>) -> Result<()> {
+    fn expect(&self, what: &str, expected: impl Fn(Host) -> BTreeSet<Host>) -> Result<()> {
         let all = connections(&self.frontends()?, &EVERYONE);
         self.expect_of(what, all.into_iter().step_by(test_length::in_full(1, STEP)), expected)
     }
@@ -163,7 +163,7 @@ impl PolicyContext {
         &self,
         what: &str,
         connections: impl IntoIterator<Item = ProbedConnection>,
-        expected: impl Fn(Who) -> BTreeSet<Who>,
+        expected: impl Fn(Host) -> BTreeSet<Host>,
     ) -> Result<()> {
         for (to, who, protocol) in connections {
             let said = || format!("{what}: {who:?} to {to}/{protocol}");
@@ -182,7 +182,7 @@ impl PolicyContext {
         Ok(())
     }
 
-    fn answerer(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<Option<Who>> {
+    fn answerer(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Option<Host>> {
         let source = self.fixture.address(who, to.ip())?;
         let probe = Probe { protocol, ..Probe::tcp(to) }.from(source).patience(SILENCE);
         let outcome = probe.ask_in(self.fixture.place(who).0);
@@ -191,7 +191,7 @@ impl PolicyContext {
     }
 
     /// The endpoints that `explain` lets through.
-    fn explained(&self, who: Who, to: SocketAddr, protocol: Protocol) -> Result<BTreeSet<Who>> {
+    fn explained(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<BTreeSet<Host>> {
         let from = self.fixture.address(who, to.ip())?;
         let interface = self.fixture.place(who).1;
         let from = interface.map_or(from.to_string(), |interface| format!("{from}@{interface}"));
@@ -207,7 +207,7 @@ impl PolicyContext {
             .collect();
         let endpoints = said["endpoints"].as_array().context("endpoints")?.iter();
         let passed = endpoints.filter(|endpoint| !refused.contains(endpoint));
-        let owner = |endpoint: &serde_json::Value| -> Result<Who> {
+        let owner = |endpoint: &serde_json::Value| -> Result<Host> {
             let at: SocketAddr = endpoint.as_str().context("an endpoint")?.parse()?;
             self.fixture.owner(at.ip()).context("nobody's address")
         };
@@ -215,23 +215,23 @@ impl PolicyContext {
     }
 
     /// The node itself answers `who` as an endpoint of a service, or does not.
-    fn expect_node(&self, who: Who, answers: bool) -> Result<()> {
+    fn expect_node(&self, who: Host, answers: bool) -> Result<()> {
         for ip in service_ips(OF_NODE) {
             let answered = self.answerer(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
-            let expected = answers.then_some(Who::ThisNode);
+            let expected = answers.then_some(Host::ThisNode);
             ensure!(answered == expected, "{who:?} to {ip} of the node: {answered:?}");
         }
         Ok(())
     }
 
-    fn lasting(&self, who: Who) -> Result<LongConnection> {
-        let to = SocketAddr::new(service_ips(11)[usize::from(who == Who::Remote)], 7);
+    fn lasting(&self, who: Host) -> Result<LongConnection> {
+        let to = SocketAddr::new(service_ips(11)[usize::from(who == Host::Remote)], 7);
         LongConnection::open(self.fixture.place(who).0, to)
     }
 
     /// What only the front and the host outside may reach.
     fn narrow(&self) -> Result<NetworkPolicy> {
-        let address = |like| self.fixture.address(Who::Outside, like);
+        let address = |like| self.fixture.address(Host::Outside, like);
         let block = |ip: IpAddr| PolicyPeer::block(format!("{ip}/{}", host_length(ip)), []);
         let mut peers = vec![PolicyPeer::pods(of("front"))];
         for like in service_ips(10) {
@@ -244,7 +244,7 @@ impl PolicyContext {
     fn kept_in(&self, with_node: bool) -> Result<NetworkPolicy> {
         let mut rules = vec![PolicyRule::to([PolicyPeer::pods(of("back"))])];
         for like in service_ips(10) {
-            let ip = self.fixture.address(Who::ThisNode, like)?;
+            let ip = self.fixture.address(Host::ThisNode, like)?;
             let node = PolicyRule::to([PolicyPeer::block(format!("{ip}/{}", host_length(ip)), [])]);
             rules.push(node.at([policy::PolicyPort::number(Protocol::Tcp, PORT)]));
         }
@@ -259,30 +259,30 @@ pub(crate) fn hold() -> Result<()> {
     context.unknown_pods_are_cut_off()?;
     context.put(&[])?;
     context.expect("without policies", |_| all())?;
-    let mut kept = context.lasting(Who::Bridged)?;
-    let [mut cut, mut closed] = [context.lasting(Who::Remote)?, context.lasting(Who::Remote)?];
+    let mut kept = context.lasting(Host::Bridged)?;
+    let [mut cut, mut closed] = [context.lasting(Host::Remote)?, context.lasting(Host::Remote)?];
 
     context.put(&[context.narrow()?])?;
     context.expect("ingress", |who| match who {
-        Who::Remote => without(Who::Routed),
-        Who::Bridged | Who::Routed | Who::Outside | Who::ThisNode => all(),
+        Host::Remote => without(Host::Routed),
+        Host::Bridged | Host::Routed | Host::Outside | Host::ThisNode => all(),
     })?;
     kept.still_alive().context("it is permitted still")?;
     cut.is_silent().context("it is forbidden now")?;
     closed.is_reset_when_closed().context("it is forbidden now")?;
 
     context.put(&[context.kept_in(true)?])?;
-    let of_front = BTreeSet::from([Who::Bridged, Who::Routed]);
+    let of_front = BTreeSet::from([Host::Bridged, Host::Routed]);
     context.expect("egress", |who| match who {
-        Who::Bridged => of_front.clone(),
-        Who::Routed | Who::Remote | Who::Outside | Who::ThisNode => all(),
+        Host::Bridged => of_front.clone(),
+        Host::Routed | Host::Remote | Host::Outside | Host::ThisNode => all(),
     })?;
     kept.still_alive().context("it is permitted still")?;
-    context.expect_node(Who::Bridged, true)?;
-    context.expect_node(Who::Routed, true)?;
+    context.expect_node(Host::Bridged, true)?;
+    context.expect_node(Host::Routed, true)?;
     context.put(&[context.kept_in(false)?])?;
-    context.expect_node(Who::Bridged, false)?;
-    context.expect_node(Who::Routed, true)?;
+    context.expect_node(Host::Bridged, false)?;
+    context.expect_node(Host::Routed, true)?;
 
     let status = context.agent.status()?;
     ensure!(status["errors"] == json!([]), "{status:#}");

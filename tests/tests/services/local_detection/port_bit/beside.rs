@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use denizen_tests::agent::Agent;
-use denizen_tests::node::fixture::{Fixture, PORT, Who, every_protocol, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, every_protocol, service_ips};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::Wiring;
 use denizen_tests::oracle::flows::table::Backend;
@@ -105,12 +105,12 @@ fn kept(
     bridge_netfilter: &str,
     egress: bool,
 ) -> Result<()> {
-    let members = [Who::Remote];
+    let members = [Host::Remote];
     fixture
         .cluster
         .manifests
         .put("web", &fixture.service("web", 10, &every_protocol(), &members)?)?;
-    let beside = fixture.service("beside", 12, &every_protocol(), &[Who::Bridged])?;
+    let beside = fixture.service("beside", 12, &every_protocol(), &[Host::Bridged])?;
     fixture.cluster.manifests.put("beside", &beside)?;
     let neighbour = fixture.cluster.add_pod("near", Wiring::Bridged)?;
     let node = &fixture.cluster.world.node;
@@ -128,18 +128,18 @@ fn kept(
     }
     for like in service_ips(10) {
         let service = SocketAddr::new(like, 80);
-        for who in [Who::Bridged, Who::Routed, Who::Remote, Who::Outside] {
+        for who in [Host::Bridged, Host::Routed, Host::Remote, Host::Outside] {
             let outcome = fixture.ask(who, service, Protocol::Tcp)?;
             // What comes in through eth0 has the bit, and is no pod's for that.
             let local =
-                who == Who::Bridged || (who == Who::Routed && mode.starts_with("pod-state"));
+                who == Host::Bridged || (who == Host::Routed && mode.starts_with("pod-state"));
             assert_eq!(fixture.was_masqueraded(who, &outcome)?, !local, "{who:?}: {outcome:?}");
         }
         // Only bridged; to the node itself; past every service.
-        let pod = SocketAddr::new(fixture.address(Who::Bridged, like)?, PORT);
+        let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
         let outcome = Probe::tcp(pod).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
-        let remote = SocketAddr::new(fixture.address(Who::Remote, like)?, PORT);
+        let remote = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
         let outcome = Probe::tcp(remote).ask_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(remote), "{outcome:?}");
         // Through a service to the same bridge: bridged, past the rules, it would find no way back.
@@ -149,7 +149,7 @@ fn kept(
             assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
             assert_eq!(outcome.seen(), neighbour.address_like(like), "{outcome:?}");
         }
-        let closed = SocketAddr::new(fixture.address(Who::ThisNode, like)?, 9);
+        let closed = SocketAddr::new(fixture.address(Host::ThisNode, like)?, 9);
         Probe::tcp(closed).ask_in(&neighbour.netns);
     }
     let listed = [["list", "table", "bridge", "others"], ["list", "table", "inet", "others"]]

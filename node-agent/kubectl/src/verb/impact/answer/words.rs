@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use denizen_plan::{Decider, Direction, Function, TierDecider};
+use denizen_plan::{Decider, Direction, PermittedPorts, TierDecider};
 use denizen_text::Printable;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ struct PortRange {
 }
 
 impl PortWords {
-    pub fn new(ports: &Function) -> Self {
+    pub fn new(ports: &PermittedPorts) -> Self {
         let range = |(protocol, (first, last)): (denizen_model::Protocol, (u16, u16))| PortRange {
             protocol: protocol.to_string(),
             first,

@@ -149,11 +149,11 @@ fn cut(spans: &[PortSpan], holes: &[PortSpan]) -> Vec<PortSpan> {
 }
 
 /// What may pass between a pod and one peer, by all policies of all tiers. The kernel has one
-/// number for all equal functions. A function never changes.
+/// number for all equal port sets. A port set never changes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Function(Arc<PortSet>);
+pub struct PermittedPorts(Arc<PortSet>);
 
-impl Function {
+impl PermittedPorts {
     pub(crate) fn new(set: PortSet) -> Self {
         Self(Arc::new(set))
     }

@@ -1,9 +1,9 @@
 //! Whether a pod is isolated, per direction.
 
 use super::IdentityId;
-use super::cells::{Cell, Cells};
-use super::function::Function;
 use super::permission::{ClassKey, Permissions};
+use super::permitted_ports::PermittedPorts;
+use super::ports_by_peer::{PeerPorts, PortsByPeer};
 use super::rules::Direction;
 use super::tier::{self, AllTiers};
 use denizen_model::{
@@ -22,7 +22,7 @@ pub enum Isolation {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Side {
+pub struct DirectionRules {
     pub isolation: Isolation,
     /// What is permitted; empty unless [`Isolation::Isolated`]. Sorted.
     pub permissions: Permissions,
@@ -35,34 +35,34 @@ pub struct Side {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tiered {
     /// What passes between it and its peers. NetworkPolicies are in this.
-    pub cells: Cells,
+    pub by_peer: PortsByPeer,
     /// What passes between it and itself, through a service.
-    pub itself: Function,
+    pub itself: PermittedPorts,
 }
 
 impl Tiered {
-    /// The function between the pod and a peer of this identity; `None`: nothing passes.
-    pub fn of(&self, identity: Option<IdentityId>) -> Option<&Function> {
-        self.cells.of(identity)
+    /// The permitted ports between the pod and a peer of this identity; `None`: nothing passes.
+    pub fn of(&self, identity: Option<IdentityId>) -> Option<&PermittedPorts> {
+        self.by_peer.of(identity)
     }
 
-    /// The functions between it and all peers, and itself.
-    pub fn functions(&self) -> impl Iterator<Item = &Function> {
-        self.cells.functions().chain([&self.itself])
+    /// The permitted ports between it and all peers, and itself.
+    pub fn permitted_sets(&self) -> impl Iterator<Item = &PermittedPorts> {
+        self.by_peer.permitted_sets().chain([&self.itself])
     }
 
     /// Whether something that passed before no longer passes.
     fn is_narrower_than(&self, before: &Self) -> bool {
-        let is_narrower = |(id, before): &Cell| {
+        let is_narrower = |(id, before): &PeerPorts| {
             // An identity that is gone has no address.
             self.of(*id).is_some_and(|now| now.is_narrower_than(before))
         };
-        let mut differing = before.cells.beyond(Some(&self.cells));
+        let mut differing = before.by_peer.beyond(Some(&self.by_peer));
         self.itself.is_narrower_than(&before.itself) || differing.any(is_narrower)
     }
 }
 
-impl Side {
+impl DirectionRules {
     pub(super) fn new(
         isolation: Isolation,
         permissions: Permissions,
@@ -71,7 +71,7 @@ impl Side {
         Self { isolation, permissions, tiered }
     }
 
-    /// A pending side: nothing passes.
+    /// Pending: nothing passes.
     pub(super) fn pending() -> Self {
         Self::new(Isolation::Pending, Permissions::default(), None)
     }
@@ -95,13 +95,13 @@ impl Side {
 
 /// Both directions of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sides {
-    pub ingress: Side,
-    pub egress: Side,
+pub struct PodRules {
+    pub ingress: DirectionRules,
+    pub egress: DirectionRules,
 }
 
-impl Sides {
-    pub fn of(&self, direction: Direction) -> &Side {
+impl PodRules {
+    pub fn of(&self, direction: Direction) -> &DirectionRules {
         match direction {
             Direction::Ingress => &self.ingress,
             Direction::Egress => &self.egress,
@@ -110,22 +110,22 @@ impl Sides {
 
     /// Whether nothing is known yet.
     pub fn is_pending(&self) -> bool {
-        Direction::BOTH.iter().any(|side| self.of(*side).isolation == Isolation::Pending)
+        Direction::BOTH.iter().any(|direction| self.of(*direction).isolation == Isolation::Pending)
     }
 
     /// Whether a policy isolates it for any direction.
     pub fn is_isolated(&self) -> bool {
-        Direction::BOTH.iter().any(|side| self.of(*side).isolation == Isolation::Isolated)
+        Direction::BOTH.iter().any(|direction| self.of(*direction).isolation == Isolation::Isolated)
     }
 
     /// Whether ClusterNetworkPolicies say something about any direction.
     pub fn is_tiered(&self) -> bool {
-        Direction::BOTH.iter().any(|side| self.of(*side).tiered.is_some())
+        Direction::BOTH.iter().any(|direction| self.of(*direction).tiered.is_some())
     }
 
     /// Whether any direction is restricted.
     pub fn is_restricted(&self) -> bool {
-        Direction::BOTH.iter().any(|side| self.of(*side).isolation != Isolation::Open)
+        Direction::BOTH.iter().any(|direction| self.of(*direction).isolation != Isolation::Open)
     }
 }
 
@@ -146,7 +146,7 @@ impl PodDescription {
 
 /// How one direction of a pod is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SideDecision {
+pub(super) struct DirectionDecision {
     pub isolation: Isolation,
     /// The class of its permissions, if it is isolated.
     pub class: Option<ClassKey>,
@@ -160,7 +160,7 @@ pub(super) fn decisions_of(
     described: Option<&PodDescription>,
     cluster: ClusterFacts<'_>,
     tiers: &AllTiers<'_>,
-) -> [SideDecision; 2] {
+) -> [DirectionDecision; 2] {
     let decisions = Direction::BOTH.map(|direction| {
         let policies = pod.pod.iter().flat_map(|name| cluster.policies_of(&name.namespace));
         decide(policies, described, direction)
@@ -180,7 +180,7 @@ fn decide<'a>(
     policies: impl Iterator<Item = &'a NetworkPolicy>,
     pod: Option<&PodDescription>,
     direction: Direction,
-) -> SideDecision {
+) -> DirectionDecision {
     let isolating = policies.filter(|policy| match direction {
         Direction::Ingress => policy.ingress.is_some(),
         Direction::Egress => policy.egress.is_some(),
@@ -208,7 +208,7 @@ fn decide<'a>(
     let (is_isolated, tiers) = (true, None);
     let class = ClassKey { direction, policies: selecting, ports, is_isolated, tiers };
     let class = (isolation == Isolation::Isolated).then_some(class);
-    SideDecision { isolation, class, is_open_ended }
+    DirectionDecision { isolation, class, is_open_ended }
 }
 
 /// Adds ClusterNetworkPolicies to the decisions about both directions of a pod.
@@ -216,17 +216,21 @@ fn decide<'a>(
 /// NetworkPolicies only ever add permissions, so of a pod without labels those that certainly
 /// select it may count. A ClusterNetworkPolicy may deny, so such a pod waits, if any may select it.
 fn add_tiers(
-    decisions: [SideDecision; 2],
+    decisions: [DirectionDecision; 2],
     tiers: &[&ClusterNetworkPolicy],
     of_namespace: &Labels,
     pod: Option<&PodDescription>,
-) -> [SideDecision; 2] {
+) -> [DirectionDecision; 2] {
     let selecting = Direction::BOTH.map(|direction| {
         tier::selecting(tiers, of_namespace, pod.map(|pod| &pod.labels), direction)
     });
     if selecting.iter().any(|(_, may_be)| *may_be) {
         let (isolation, class, is_open_ended) = (Isolation::Pending, None, true);
-        return decisions.map(|_| SideDecision { isolation, class: class.clone(), is_open_ended });
+        return decisions.map(|_| DirectionDecision {
+            isolation,
+            class: class.clone(),
+            is_open_ended,
+        });
     }
     if selecting.iter().all(|(names, _)| names.is_empty()) {
         return decisions;
@@ -239,12 +243,12 @@ fn add_tiers(
 }
 
 fn with_tiers(
-    decision: SideDecision,
+    decision: DirectionDecision,
     direction: Direction,
     names: Vec<std::sync::Arc<str>>,
     tiers: &[&ClusterNetworkPolicy],
     pod: Option<&PodDescription>,
-) -> SideDecision {
+) -> DirectionDecision {
     let by_policies = match decision.isolation {
         Isolation::Pending => return decision,
         Isolation::Open if names.is_empty() => return decision,
@@ -263,7 +267,7 @@ fn with_tiers(
         None => ports,
     };
     let class = ClassKey { direction, policies, ports, is_isolated, tiers: Some(names) };
-    SideDecision { isolation: Isolation::Isolated, class: Some(class), ..decision }
+    DirectionDecision { isolation: Isolation::Isolated, class: Some(class), ..decision }
 }
 
 /// Whether a policy's rules for a direction name ports.
