@@ -5,8 +5,8 @@
 //! each pod and each policy, with a set for each selector) through `ipset restore` and
 //! `iptables-restore`, which it executes for every change. How long a connection takes through
 //! both. The same with 100 ClusterNetworkPolicies of 25 rules in each direction, and connections
-//! through them. One policy of 20,000 ranges. And the largest cluster that Kubernetes documents, with 10,000
-//! policies.
+//! through them. One policy of 20,000 ranges. And the largest cluster that Kubernetes documents, with
+//! 10,000 policies.
 //!
 //! It prints, and asserts no time. Words behind `--` choose parts.
 
