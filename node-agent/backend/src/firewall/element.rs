@@ -94,7 +94,7 @@ fn of_peers<'a>(
 }
 
 /// The port sets of all pods of an IP version.
-pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&PermittedPorts> {
+pub fn permitted_sets_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&PermittedPorts> {
     let is_of_version = |address| version.is_none_or(|version| family_of(address) == version);
     let pods = plan.pods().filter(|(address, _)| is_of_version(*address));
     let pod_rules =
@@ -112,8 +112,8 @@ pub fn functions_of(plan: &FirewallPlan, version: Option<Family>) -> HashSet<&Pe
 
 /// The elements that say what each port set permits. The port sets that permit everything and
 /// nothing need none.
-pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> Vec<Element> {
-    let permitted_sets = functions_of(plan, Some(version)).into_iter();
+pub fn of_permitted_sets(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> Vec<Element> {
+    let permitted_sets = permitted_sets_of(plan, Some(version)).into_iter();
     let mut elements = Vec::new();
     for permitted in permitted_sets.filter(|permitted| !permitted.is_all() && !permitted.is_none())
     {
@@ -121,12 +121,12 @@ pub fn of_functions(plan: &FirewallPlan, version: Family, numbers: &Numbers) -> 
         elements.extend(permitted.spans().flat_map(|(protocol, (first, last))| {
             let key = move |port| Key::EMPTY.byte(protocol.number()).port(port).number(id);
             parts(first, last).into_iter().map(move |part| match part {
-                PortPart::Port(port) => member(FirewallSet::FunctionPorts, key(port)),
-                PortPart::Prefix(prefix) => member(FirewallSet::FunctionPortRanges, key(prefix)),
+                PortPart::Port(port) => member(FirewallSet::PermittedPorts, key(port)),
+                PortPart::Prefix(prefix) => member(FirewallSet::PermittedPortRanges, key(prefix)),
             })
         }));
         if permitted.passes_others() {
-            elements.push(member(FirewallSet::FunctionOthers, Key::EMPTY.number(id)));
+            elements.push(member(FirewallSet::PermittedOthers, Key::EMPTY.number(id)));
         }
     }
     elements
@@ -226,7 +226,7 @@ pub fn all(
     elements.extend(identities.map(|(address, id)| of_identity(address, numbers.number(id))));
     let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
     elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
-    elements.extend(of_functions(plan, version, numbers));
+    elements.extend(of_permitted_sets(plan, version, numbers));
     for (address, pod_rules) in plan.pods().filter(|(address, _)| is_ours(*address)) {
         elements.extend(of_pod_rules(address, pod_rules, None, numbers));
     }

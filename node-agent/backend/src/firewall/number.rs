@@ -11,15 +11,15 @@ use denizen_nft::{Observed, Value, read_address};
 use denizen_plan::{Direction, FirewallPlan, IdentityId, PermittedPorts, PodRules};
 
 /// Bit of a port set's number, which no identity has.
-const FUNCTION: u32 = 1 << 31;
+const PORT_SET: u32 = 1 << 31;
 /// The port set that permits everything.
-pub const ALL: u32 = FUNCTION;
+pub const ALL: u32 = PORT_SET;
 /// The port set that permits nothing.
-const NONE: u32 = FUNCTION | 1;
+const NONE: u32 = PORT_SET | 1;
 /// The identity of addresses that no policy distinguishes from others.
-pub const NOBODY: u32 = FUNCTION - 2;
+pub const NOBODY: u32 = PORT_SET - 2;
 /// The identity of a pod for itself.
-pub const ITSELF: u32 = FUNCTION - 1;
+pub const ITSELF: u32 = PORT_SET - 1;
 
 /// The numbers in use. 0 means everybody, and is never assigned.
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ impl Numbers {
         }
         let mut number = digest(permitted);
         while number <= NONE || self.functions_taken.contains(&number) {
-            number = number.wrapping_add(1) | FUNCTION;
+            number = number.wrapping_add(1) | PORT_SET;
         }
         self.functions_taken.insert(number);
         self.permitted_sets.insert(permitted.clone(), number);
@@ -85,7 +85,7 @@ impl Numbers {
 
     /// Frees the numbers of port sets that are not in `used` now, and were not after the last
     /// change.
-    pub fn retire_functions(&mut self, used: &HashSet<&PermittedPorts>) {
+    pub fn retire_permitted_sets(&mut self, used: &HashSet<&PermittedPorts>) {
         for permitted in std::mem::take(&mut self.unused) {
             if !used.contains(&permitted)
                 && let Some(number) = self.permitted_sets.remove(&permitted)
@@ -182,7 +182,7 @@ fn digest(permitted: &PermittedPorts) -> u32 {
     let bytes = spans.chain([u8::from(permitted.passes_others())]);
     let digest = bytes
         .fold(0x811c_9dc5_u32, |digest, byte| (digest ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    digest | FUNCTION
+    digest | PORT_SET
 }
 
 #[cfg(test)]

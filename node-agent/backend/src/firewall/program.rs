@@ -328,8 +328,8 @@ impl Program {
         let by_peer = Statement::Assign(Variable::Priority, by_peer);
         let has_no_ports = WITH_PORTS
             .map(|protocol| Statement::NotEquals(Field::Protocol, Key::EMPTY.byte(protocol)));
-        let others = [self.is_in(FirewallSet::FunctionOthers), permitted()];
-        let ranges = self.in_port_ranges(FirewallSet::FunctionPortRanges);
+        let others = [self.is_in(FirewallSet::PermittedOthers), permitted()];
+        let ranges = self.in_port_ranges(FirewallSet::PermittedPortRanges);
         let mut rules = vec![
             rule("until something is known: whom no policy names", becomes(NOBODY)),
             self.identify(direction, FirewallSet::Blocks, "the peer's networks"),
@@ -341,7 +341,7 @@ impl Program {
             rule("a pod and itself, through a service", itself),
             rule("what passes between both, by all policies", [by_peer]),
             rule("everything", [is_everything(), permitted()]),
-            rule("this port", [self.is_in(FirewallSet::FunctionPorts), permitted()]),
+            rule("this port", [self.is_in(FirewallSet::PermittedPorts), permitted()]),
         ];
         rules.extend(ranges.map(|is_in| rule("a range with this port", [is_in, permitted()])));
         rules.extend([

@@ -40,11 +40,11 @@ pub enum FirewallSet {
     /// For such a pod and a peer, the port set that says what may pass between them.
     PortsByPeer(Direction),
     /// A port set, and a destination port that it permits.
-    FunctionPorts,
+    PermittedPorts,
     /// A port set, and destination ports that it permits, as prefixes.
-    FunctionPortRanges,
+    PermittedPortRanges,
     /// Port sets that permit protocols without ports.
-    FunctionOthers,
+    PermittedOthers,
     /// Flows that no policy permits. Packets fill it.
     Refusals(Direction),
 }
@@ -87,10 +87,11 @@ const SETS: [SetDeclaration<FirewallSet>; 32] = {
     const EVERY_PORT: &str = "pod and peer: every port of every protocol; peer 0 is everybody";
     const PROTOCOLS: &str = "pod, protocol and peer: every port; peer 0 is everybody";
     const PORTS: &str = "pod, protocol, destination port and peer; peer 0 is everybody";
-    const CELLS: &str = "pod and peer: the number of what passes between them, by all policies";
+    const PEER_PORTS: &str =
+        "pod and peer: the number of what passes between them, by all policies";
     const WITH_RANGES: &str = "pod and peer: there are ranges of ports; peer 0 is everybody";
     const PORT_RANGES: &str = "the same with prefixes of ports: the bit behind the prefix is 1";
-    const FUNCTION: &[Field] = &[Protocol, DestinationPort, Priority];
+    const PORT_SET: &[Field] = &[Protocol, DestinationPort, Priority];
     const TO_PORT: &[Field] = &[DESTINATION, Protocol, DestinationPort, Priority];
     const FROM_PORT: &[Field] = &[SOURCE, Protocol, DestinationPort, Priority];
     [
@@ -175,19 +176,19 @@ const SETS: [SetDeclaration<FirewallSet>; 32] = {
             &[DESTINATION, Priority],
         )
         .to(&[Priority])
-        .why(CELLS),
+        .why(PEER_PORTS),
         SetDeclaration::new(
             FirewallSet::PortsByPeer(Egress),
             "egress-by_peer",
             &[SOURCE, Priority],
         )
         .to(&[Priority])
-        .why(CELLS),
-        SetDeclaration::new(FirewallSet::FunctionPorts, "permitted-ports", FUNCTION)
+        .why(PEER_PORTS),
+        SetDeclaration::new(FirewallSet::PermittedPorts, "permitted-ports", PORT_SET)
             .why("protocol, destination port and number: it passes"),
-        SetDeclaration::new(FirewallSet::FunctionPortRanges, "permitted-port-ranges", FUNCTION)
+        SetDeclaration::new(FirewallSet::PermittedPortRanges, "permitted-port-ranges", PORT_SET)
             .why(PORT_RANGES),
-        SetDeclaration::new(FirewallSet::FunctionOthers, "permitted-others", &[Priority])
+        SetDeclaration::new(FirewallSet::PermittedOthers, "permitted-others", &[Priority])
             .why("numbers by which protocols without ports pass"),
         refusals(Ingress, "flows of the last 15 minutes that no policy permits to reach the pod"),
         refusals(Egress, "flows of the last 15 minutes that no policy permits the pod to begin"),
@@ -216,9 +217,9 @@ impl FirewallSet {
         match self {
             Self::Tiered
             | Self::PortsByPeer(_)
-            | Self::FunctionPorts
-            | Self::FunctionPortRanges
-            | Self::FunctionOthers => scope.is_tiered(),
+            | Self::PermittedPorts
+            | Self::PermittedPortRanges
+            | Self::PermittedOthers => scope.is_tiered(),
             Self::Refusals(_) => scope != FirewallScope::Idle,
             Self::Pending
             | Self::Isolated(_)
@@ -264,9 +265,9 @@ impl FirewallSet {
             | Self::TunnelPorts
             | Self::TunnelProtocols
             | Self::Tiered
-            | Self::FunctionPorts
-            | Self::FunctionPortRanges
-            | Self::FunctionOthers
+            | Self::PermittedPorts
+            | Self::PermittedPortRanges
+            | Self::PermittedOthers
             | Self::Refusals(_) => None,
         }
     }

@@ -8,7 +8,7 @@ use tracing::{debug, info};
 
 use super::attached::Attached;
 use super::bridge;
-use super::element::{all, functions_of, of_block, of_identity, of_pod_rules, of_taken};
+use super::element::{all, of_block, of_identity, of_pod_rules, of_taken, permitted_sets_of};
 use super::neighbour::{drop_waiting, restricted};
 use super::noted::{note, of_each, replace};
 use super::number::Numbers;
@@ -30,6 +30,8 @@ use denizen_text::describe;
 pub struct Firewall {
     kernel: Kernel,
     pub(super) keepers: BTreeMap<TableFamily, Keeper>,
+    /// What the tables are declared for.
+    scopes: BTreeMap<TableFamily, FirewallScope>,
     numbers: Numbers,
     /// An earlier run's numbers have been read.
     is_restored: bool,
@@ -52,11 +54,12 @@ pub struct Firewall {
 impl Firewall {
     /// A firewall with this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
-        let keepers = FirewallTable::ALL
-            .map(|table| (table.family(), Keeper::new(table.schema(FirewallScope::Idle))));
+        const SCOPE: FirewallScope = FirewallScope::Idle;
+        let keeper = |table: FirewallTable| (table.family(), Keeper::new(table.schema(SCOPE)));
         Self {
             kernel,
-            keepers: keepers.into(),
+            keepers: FirewallTable::ALL.map(keeper).into(),
+            scopes: FirewallTable::ALL.map(|table| (table.family(), SCOPE)).into(),
             numbers: Numbers::default(),
             is_restored: false,
             is_programmed: false,
@@ -95,10 +98,15 @@ impl Firewall {
 
     /// Gives the tables the sets of this scope, and no others.
     fn set_scope(&mut self, scope: FirewallScope) {
-        for table in FirewallTable::ALL {
-            if let Some(keeper) = self.keepers.get_mut(&table.family()) {
-                keeper.set_schema(table.schema(scope));
-            }
+        FirewallTable::ALL.into_iter().for_each(|table| self.set_scope_of(table, scope));
+    }
+
+    /// A declaration is long: it is made where it changes.
+    fn set_scope_of(&mut self, table: FirewallTable, scope: FirewallScope) {
+        if self.scopes.insert(table.family(), scope) != Some(scope)
+            && let Some(keeper) = self.keepers.get_mut(&table.family())
+        {
+            keeper.set_schema(table.schema(scope));
         }
     }
 
@@ -113,9 +121,7 @@ impl Firewall {
                     break;
                 }
             }
-            if let Some(keeper) = self.keepers.get_mut(&table.family()) {
-                keeper.set_schema(table.schema(found));
-            }
+            self.set_scope_of(table, found);
         }
         Ok(())
     }
@@ -190,8 +196,8 @@ impl Firewall {
         self.note_sides(of_firewall);
         self.note_identities(of_firewall);
         if firewall.has_tiers() && !of_firewall.pod_rules.is_empty() {
-            self.numbers.retire_functions(&functions_of(firewall, None));
-            let all = of_each(|table| table.of_functions(firewall, &self.numbers));
+            self.numbers.retire_permitted_sets(&permitted_sets_of(firewall, None));
+            let all = of_each(|table| table.of_permitted_sets(firewall, &self.numbers));
             replace(&mut self.permitted_sets, &mut self.keepers, all);
         }
         self.note_taken(of_firewall);
@@ -308,10 +314,10 @@ impl Firewall {
                 false => {}
             }
         }
-        let Self { kernel, keepers, numbers, records, without_netfilter, .. } = self;
+        let Self { kernel, keepers, scopes, numbers, records, without_netfilter, .. } = self;
         let content = |table: FirewallTable| FirewallContent {
             table,
-            scope: scope_of(table, keepers),
+            scope: scopes[&table.family()],
             plan,
             firewall,
             numbers,
@@ -348,7 +354,8 @@ impl Firewall {
         }
         self.set_scope(FirewallScope::of(firewall));
         self.numbers.assign_all(firewall);
-        self.permitted_sets = of_each(|table| table.of_functions(firewall, &self.numbers)).into();
+        self.permitted_sets =
+            of_each(|table| table.of_permitted_sets(firewall, &self.numbers)).into();
         self.of_pods = PodElements::default();
         for pod in plan.recorded() {
             let elements = of_pod(firewall, pod, &self.without_netfilter);
@@ -437,13 +444,6 @@ impl Firewall {
         }
         report
     }
-}
-
-/// The scope with which a table is declared.
-fn scope_of(table: FirewallTable, keepers: &BTreeMap<TableFamily, Keeper>) -> FirewallScope {
-    let declared = keepers.get(&table.family()).map(Keeper::schema);
-    let is_it = |scope: &FirewallScope| declared == Some(&table.schema(*scope));
-    FirewallScope::ALL.into_iter().find(is_it).unwrap_or(FirewallScope::Idle)
 }
 
 /// Whether the kernel accepts the tables. Nothing is changed.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::bridge;
-use super::element::{all, of_functions, of_pod, of_pod_rules, of_surroundings};
+use super::element::{all, of_permitted_sets, of_pod, of_pod_rules, of_surroundings};
 use super::number::Numbers;
 use super::program;
 use super::records::Records;
@@ -72,9 +72,9 @@ impl FirewallTable {
     }
 
     /// The elements of the port sets for pods that ClusterNetworkPolicies select.
-    pub fn of_functions(self, firewall: &FirewallPlan, numbers: &Numbers) -> Vec<Element> {
+    pub fn of_permitted_sets(self, firewall: &FirewallPlan, numbers: &Numbers) -> Vec<Element> {
         match self {
-            Self::Ip(version) => of_functions(firewall, version, numbers),
+            Self::Ip(version) => of_permitted_sets(firewall, version, numbers),
             Self::Bridge => Vec::new(),
         }
     }
@@ -156,9 +156,9 @@ impl Content for FirewallContent<'_> {
         let FirewallTable::Ip(version) = self.table else { return false };
         let name = FirewallSet::of_id(set);
         let permitted_sets = [
-            FirewallSet::FunctionPorts,
-            FirewallSet::FunctionPortRanges,
-            FirewallSet::FunctionOthers,
+            FirewallSet::PermittedPorts,
+            FirewallSet::PermittedPortRanges,
+            FirewallSet::PermittedOthers,
         ];
         if permitted_sets.contains(&name) {
             return true;
