@@ -55,10 +55,10 @@ impl Firewall {
     /// A firewall with this connection to nf_tables. Nothing is read or written yet.
     pub fn new(kernel: Kernel) -> Self {
         const SCOPE: FirewallScope = FirewallScope::Idle;
-        let keeper = |table: FirewallTable| (table.family(), Keeper::new(table.schema(SCOPE)));
+        let kept = |table: FirewallTable| (table.family(), Keeper::new(table.schema(SCOPE)));
         Self {
             kernel,
-            keepers: FirewallTable::ALL.map(keeper).into(),
+            keepers: FirewallTable::ALL.map(kept).into(),
             scopes: FirewallTable::ALL.map(|table| (table.family(), SCOPE)).into(),
             numbers: Numbers::default(),
             is_restored: false,

@@ -16,8 +16,10 @@ use denizen_object::{BorrowedText, ObjectKind, RawObject};
 pub(super) const ACCEPT: &str = "application/vnd.kubernetes.protobuf, application/json";
 
 /// The same for the metadata of a list's objects alone.
-pub(super) const ACCEPT_METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, \
-     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+pub(super) const ACCEPT_METADATA: &str = concat!(
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, ",
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+);
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";

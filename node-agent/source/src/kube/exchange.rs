@@ -48,13 +48,9 @@ impl Reply {
         let mut request = request.map(Body::from);
         request.headers_mut().insert(ACCEPT, HeaderValue::from_static(accepted));
         let (head, body) = client.send(request).await?.into_parts();
-        let gunzip = match header(&head.headers, &CONTENT_ENCODING) {
-            "" | "identity" => None,
-            "gzip" => Some(Gunzip::default()),
-            other => {
-                return Err(Failure::Answer(Unreadable::ContentEncoding(other.to_owned())));
-            }
-        };
+        let content_encoding = header(&head.headers, &CONTENT_ENCODING);
+        let gunzip = content_encoding.eq_ignore_ascii_case("gzip").then(Gunzip::default);
+        let is_readable = gunzip.is_some() || matches!(content_encoding, "" | "identity");
         let encoding = Encoding::Json;
         let mut reply = Self { encoding, body, gunzip, traffic: traffic.clone() };
         if !head.status.is_success() {
@@ -64,6 +60,10 @@ impl Reply {
             let reason = head.status.canonical_reason().unwrap_or_default();
             let status = refusal(head.status.as_u16(), reason, retry_after, &body);
             return Err(Failure::Refused(Box::new(status)));
+        }
+        if !is_readable {
+            let unreadable = Unreadable::ContentEncoding(content_encoding.to_owned());
+            return Err(Failure::Answer(unreadable));
         }
         let content_type = header(&head.headers, &CONTENT_TYPE);
         reply.encoding = Encoding::of_content_type(content_type).map_err(Failure::Answer)?;
@@ -116,4 +116,39 @@ impl Reply {
 
 fn header<'h>(headers: &'h HeaderMap, name: &HeaderName) -> &'h str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::{Response, StatusCode};
+
+    use super::*;
+
+    /// What becomes of an answer with this status, which says that it is compressed so.
+    fn answered(status: StatusCode, content_encoding: &'static str) -> Result<Vec<u8>, Failure> {
+        let answer = move |_: Request<Body>| async move {
+            let answer =
+                Response::builder().status(status).header(CONTENT_TYPE, "application/json");
+            let body = Body::from(b"{}".to_vec());
+            answer.header(CONTENT_ENCODING, content_encoding).body(body)
+        };
+        let request = Request::get("/api/v1/services").body(Vec::new()).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let client = Client::new(tower::service_fn(answer), "default");
+            Reply::to(&client, request, &Arc::default()).await?.whole().await
+        })
+    }
+
+    #[test]
+    fn an_unknown_compression_is_named_and_hides_no_refusal() {
+        assert_eq!(answered(StatusCode::OK, "identity").unwrap(), b"{}");
+        let error = answered(StatusCode::OK, "br").unwrap_err();
+        let Failure::Answer(error) = error else { panic!("{error:?}") };
+        assert_eq!(error.to_string(), "it is compressed, but not by gzip: \"br\"");
+        for content_encoding in ["br", "gzip", "identity"] {
+            let error = answered(StatusCode::FORBIDDEN, content_encoding).unwrap_err();
+            assert!(matches!(error, Failure::Refused(status) if status.code == 403));
+        }
+    }
 }
