@@ -110,7 +110,13 @@ impl Cluster {
 
     /// Writes what a runtime keeps of the ADD that `pod` was attached by.
     pub fn remember(&self, pod: &Pod) -> Result<()> {
-        let (file, cached) = pod.cached(pod.netns.path().to_str());
+        self.remember_with(pod, &Value::Null)
+    }
+
+    /// The same with arguments of capabilities, which the runtime keeps too.
+    pub fn remember_with(&self, pod: &Pod, capabilities: &Value) -> Result<()> {
+        let (file, mut cached) = pod.cached(pod.netns.path().to_str());
+        cached["capabilityArgs"] = capabilities.clone();
         let results = self.run_dir.join(CNI_CACHE).join("results");
         fs::create_dir_all(&results)?;
         fs::write(results.join(file), cached.to_string())?;

@@ -75,7 +75,7 @@ impl MakersNode {
     fn new(label: &'static str, maker: Maker) -> Result<Self> {
         let cluster = Cluster::new(label, &Value::Null)?;
         let cni_data = cluster.world.subfolder("addresses")?;
-        let agent = cluster.start_agent_with(["--network-policy=on"])?;
+        let agent = cluster.start_agent_with(["--network-policy=on", "--host-ports=on"])?;
         Ok(Self { maker, label, cni_data, agent, cluster })
     }
 

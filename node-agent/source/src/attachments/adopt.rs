@@ -90,10 +90,10 @@ pub(super) fn adopt_host_ports(
     let dir = RunDir::open(&config.run_dir)?;
     let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
     let without = recorded.values().filter(|record| record.host_ports.is_empty());
-    let files: HashSet<OsString> = without.map(cache::file_name).collect();
+    let ends: HashSet<String> = without.map(cache::name_end).collect();
     let is_named = |name: &OsStr| names.is_none_or(|names| names.contains(name));
     let (entries, mut unusable) =
-        cache::entries(folder, |name| is_named(name) && files.contains(name));
+        cache::entries(folder, |name| is_named(name) && cache::has_end(name, &ends));
     let mut ports = BTreeMap::new();
     for CachedAdd { path, container_id, if_name, host_ports, .. } in entries {
         match host_ports {
@@ -138,9 +138,9 @@ pub(super) fn adopt_late(
 ) -> Result<Vec<UnusableResult>, StateError> {
     let dir = RunDir::open(&config.run_dir)?;
     let recorded = dir.read()?.map(|state| state.attachments).unwrap_or_default();
-    let files: HashSet<OsString> = recorded.values().map(cache::file_name).collect();
+    let ends: HashSet<String> = recorded.values().map(cache::name_end).collect();
     let is_asked = |name: &OsStr| search.results.as_ref().is_none_or(|names| names.contains(name));
-    let is_wanted = |name: &OsStr| is_asked(name) && !files.contains(name);
+    let is_wanted = |name: &OsStr| is_asked(name) && !cache::has_end(name, &ends);
     let mut found = remembered(config, is_wanted, |id| recorded.contains_key(id));
     found.records.retain(|_, record| {
         let link = record.host_interface.as_ref();

@@ -5,7 +5,7 @@
 //! before that it was the bare result (libcni/api.go, `cachedInfo`). The folder is on a disk: after
 //! a reboot it still has files of pods that are gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
@@ -67,9 +67,17 @@ pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
     ["", "cache"].into_iter().chain(PLACES).map(|place| folder.join(place))
 }
 
-/// The name of the file in which libcni keeps the result of the ADD behind `record`.
-pub(super) fn file_name(record: &Attachment) -> OsString {
-    format!("{}-{}-{}", record.network, record.container_id, record.if_name).into()
+/// How the name of the file ends in which libcni keeps the result of the ADD behind `record`. The
+/// name of the runtime's network comes before. Behind Multus that is not the record's network.
+pub(super) fn name_end(record: &Attachment) -> String {
+    format!("-{}-{}", record.container_id, record.if_name)
+}
+
+/// Whether the file called `name` is of one of the records whose names end so.
+pub(super) fn has_end(name: &OsStr, ends: &HashSet<String>) -> bool {
+    let name = name.to_string_lossy();
+    // A container's id and an interface's name may have hyphens too.
+    name.match_indices('-').any(|(at, _)| ends.contains(&name[at..]))
 }
 
 /// Whether the cache folder `folder` has a result of this container; `None` if no results can be
@@ -307,6 +315,22 @@ mod tests {
         for (name, file, text, expected) in cases {
             let found = parsed(file, &text);
             assert_eq!(found.as_deref().map_err(String::as_str), expected, "{name}");
+        }
+    }
+
+    /// Names of networks, containers and interfaces have hyphens too.
+    #[test]
+    fn a_result_is_found_by_the_end_of_its_name() {
+        let ends = HashSet::from(["-3f-1c-eth0".to_owned()]);
+        let cases = [
+            ("pods-3f-1c-eth0", true),
+            ("multus-cni-network-3f-1c-eth0", true),
+            ("pods-1c-eth0", false),
+            ("pods-3f-1c-eth0-1", false),
+            ("pods-3f-1c-net1", false),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(has_end(OsStr::new(name), &ends), expected, "{name}");
         }
     }
 

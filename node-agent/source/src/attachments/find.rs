@@ -83,9 +83,10 @@ pub async fn find(
             (finder.backoff, finder.all_due) = (SHORTEST, now + SHORTEST);
         }
         let hints = finder.cache.take();
-        finder.select(&hints, &mut shown.state_file).await;
+        let names = finder.cache.named(&hints);
+        finder.select(names.clone(), &mut shown.state_file).await;
         finder.publish_selected(&findings.selected);
-        let ports = finder.adopt_host_ports(&hints, &mut shown.state_file).await.err();
+        let ports = finder.adopt_host_ports(names, &mut shown.state_file).await.err();
         let search = finder.search(now, hints, &mut shown.state_file).await.err();
         let problem = search.or(ports);
         if outlet.report(problem.iter().cloned().collect())
@@ -165,15 +166,18 @@ impl Finder {
         }
     }
 
-    /// Reads what `hints` name, to know which pods the plugin's `redirect` selects.
-    async fn select(&mut self, hints: &FolderHints, state_file: &mut latest::Receiver<LastState>) {
+    /// Reads the results of these names, to know which pods the plugin's `redirect` selects; `None`:
+    /// all of them.
+    async fn select(
+        &mut self,
+        names: Option<BTreeSet<OsString>>,
+        state_file: &mut latest::Receiver<LastState>,
+    ) {
         let Some(folder) = self.config.cni_cache.clone() else { return };
-        // Without watches nothing names what has changed.
-        if hints.overflow || self.cache.watches.is_empty() {
-            self.cache.renew();
+        if names.is_none() {
             self.selection = None;
         }
-        let names = self.selection.is_some().then(|| hints.names.clone());
+        let names = names.filter(|_| self.selection.is_some());
         if names.as_ref().is_some_and(BTreeSet::is_empty) {
             return;
         }
@@ -186,16 +190,16 @@ impl Finder {
         self.selection = self.during(state_file, read).await.ok();
     }
 
-    /// Adds the host ports in what `hints` name to records of ADDs that did not ask for them.
+    /// Adds the host ports in the results of these names to records of ADDs that did not ask for
+    /// them; `None`: in all of them.
     async fn adopt_host_ports(
         &mut self,
-        hints: &FolderHints,
+        names: Option<BTreeSet<OsString>>,
         state_file: &mut latest::Receiver<LastState>,
     ) -> Result<(), String> {
-        if !self.config.host_ports || hints.names.is_empty() && !hints.overflow {
+        if !self.config.host_ports || names.as_ref().is_some_and(BTreeSet::is_empty) {
             return Ok(());
         }
-        let names = (!hints.overflow).then(|| hints.names.clone());
         let config = self.config.clone();
         let adopt = spawn_blocking(move || adopt::adopt_host_ports(&config, names.as_ref()));
         let result = self.during(state_file, adopt).await.map_err(|error| describe(&error))?;
@@ -375,13 +379,24 @@ impl CacheWatch {
         self.hints.names.extend(hints.names);
     }
 
-    /// What changed since the last call.
+    /// What changed since the last call; if no folder could be watched then, all of it.
     fn take(&mut self) -> FolderHints {
         let mut more = FolderHints::default();
         for watch in &self.watches {
             self.hints.overflow |= watch.drain(&mut more).is_err();
         }
         self.add(more);
-        std::mem::take(&mut self.hints)
+        let mut hints = std::mem::take(&mut self.hints);
+        if hints.overflow || self.watches.is_empty() {
+            self.renew();
+            hints.overflow |= !self.watches.is_empty();
+        }
+        hints
+    }
+
+    /// The names of the results that may have changed; `None`: each may.
+    fn named(&self, hints: &FolderHints) -> Option<BTreeSet<OsString>> {
+        let is_watched = !self.watches.is_empty();
+        (is_watched && !hints.overflow).then(|| hints.names.clone())
     }
 }

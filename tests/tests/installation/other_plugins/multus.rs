@@ -19,6 +19,9 @@ const LAN_HOST: [&str; 2] = ["10.66.0.200", "fd00:66::200"];
 /// The pods' addresses in the second network.
 const SECOND: [&str; 2] = ["10.66.0.0/24", "fd00:66::/64"];
 
+/// The name of Multus' own network, which is the one that the runtime knows.
+const RUNTIMES_NETWORK: &str = "multus-cni-network";
+
 /// Whose process runs the plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -160,6 +163,23 @@ impl MultusNode {
             done = network.del(self, call, result.as_ref()).and(done);
         }
         done
+    }
+
+    /// A pod with this host port, whose ADD the runtime remembers.
+    fn remembered(
+        &self,
+        name: &'static str,
+        networks: &[Chain],
+        host_port: u16,
+    ) -> Result<(Pod, Vec<Attached>)> {
+        let netns = Netns::new(&format!("{}-{name}", self.node.label))?;
+        let attached = self.add(&netns, name, networks)?;
+        let pod = Pod::made_by_hand(netns, name, CNI_VERSION, bridged(&attached[0])?);
+        let pod = pod.through(&Chain::new(RUNTIMES_NETWORK, Vec::new()));
+        let ports = json!([{ "hostPort": host_port, "containerPort": PORT, "protocol": "tcp" }]);
+        let capabilities = json!({ "portMappings": ports });
+        self.node.cluster.remember_with(&pod, &capabilities)?;
+        Ok((pod, attached))
     }
 
     /// A pod in the default network and a second one.
@@ -352,12 +372,7 @@ fn a_pod_from_before_is_adopted_on_its_default_network() -> Result<()> {
     let multus = MultusNode::new("mt-before", Mode::Thin)?;
     let second = multus.second_network(json!({ "type": "ptp" }));
     let networks = [multus.default_network()?, second];
-    let netns = Netns::new("mt-before-pod")?;
-    let attached = multus.add(&netns, "before", &networks)?;
-    let of_runtime = Chain::new("multus-cni-network", Vec::new());
-    let pod = Pod::made_by_hand(netns, "before", CNI_VERSION, bridged(&attached[0])?);
-    let pod = pod.through(&of_runtime);
-    multus.node.cluster.remember(&pod)?;
+    let (pod, attached) = multus.remembered("before", &networks, 8080)?;
     let records = observed(
         "adopted",
         BOUND,
@@ -368,10 +383,38 @@ fn a_pod_from_before_is_adopted_on_its_default_network() -> Result<()> {
     assert_eq!((&*id.0, record.adopted), (&*pod.attachment(), true));
     assert_eq!(record.bridge.as_deref(), multus.node.maker.bridge);
     multus.node.is_what_ip_says(&pod)?;
+    answers_at_host_port(&multus, &pod, 8080)?;
     // Who wants the second one known chains denizen in its network.
     let second = attached[1].result.as_ref().context("added")?;
     let second = second["interfaces"][0]["name"].as_str().context("a veth")?;
     let warnings = || Ok(multus.node.agent.status()?["warnings"].to_string());
     observed("it is reported", BOUND, warnings, |warnings| warnings.contains(second))?;
+    Ok(())
+}
+
+/// The plugin's entry does not ask for host ports yet. The record has the name of the network that
+/// Multus delegates to, and the runtime's result that of Multus' own.
+#[test]
+fn host_ports_of_a_recorded_pod_are_adopted() -> Result<()> {
+    let multus = MultusNode::new("mt-ports", Mode::Thick)?;
+    let networks = [multus.recorded(multus.default_network()?)];
+    let (pod, _) = multus.remembered("recorded", &networks, 8081)?;
+    answers_at_host_port(&multus, &pod, 8081)?;
+    let [(_, record)] = &multus.node.records()?[..] else { bail!("one record") };
+    ensure!(record.host_ports_adopted && !record.adopted, "{record:?}");
+    assert_ne!(record.network, RUNTIMES_NETWORK);
+    Ok(())
+}
+
+fn answers_at_host_port(multus: &MultusNode, pod: &Pod, port: u16) -> Result<()> {
+    let _server = serve(&pod.netns, &pod.addresses, &[(Protocol::Tcp, PORT)])?;
+    let addresses = multus.node.cluster.world.addresses();
+    for family in [0, 1] {
+        let node = addresses.node[family];
+        let expected = (pod.address_like(node).context("both families")?, PORT).into();
+        let outcome = || Ok(multus.node.of_client(node, port));
+        let answered = |outcome: &Outcome| outcome.endpoint() == Some(expected);
+        observed("the host port leads to the pod", BOUND, outcome, answered)?;
+    }
     Ok(())
 }
