@@ -8,6 +8,7 @@ mod cluster_pod;
 mod egress;
 mod endpoint;
 mod event;
+mod host_addresses;
 mod host_port;
 mod labels;
 mod link;
@@ -25,6 +26,8 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
+
+use host_addresses::HostAddresses;
 
 pub use denizen_packet::{Family, Protocol, family_of};
 
@@ -76,8 +79,7 @@ pub struct Model {
     namespaces: BTreeMap<Arc<str>, Namespace>,
     cluster_pods: BTreeMap<PodName, ClusterPod>,
     pod_coverage: PodCoverage,
-    /// How many pods report each address as their node's (`status.hostIPs`).
-    host_ips: BTreeMap<IpAddr, usize>,
+    host_addresses: HostAddresses,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
     cluster_network_policies: BTreeMap<Arc<str>, ClusterNetworkPolicy>,
     /// Policies that are deleted, and stay in force: see [`Self::apply_network_policy`].
@@ -294,23 +296,17 @@ impl Model {
         change: &mut ModelChange,
     ) {
         let before = self.cluster_pods.get(&name);
-        let ips = |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone());
-        let (old, new) = (ips(before).unwrap_or_default(), ips(pod.as_ref()).unwrap_or_default());
-        if old != new {
-            for ip in &*new {
-                *self.host_ips.entry(*ip).or_default() += 1;
-            }
-            for ip in &*old {
-                if let Some(count) = self.host_ips.get_mut(ip) {
-                    *count -= 1;
-                }
-            }
-            self.host_ips.retain(|_, count| *count > 0);
-            change.node_addresses = true;
+        if before == pod.as_ref() {
+            return;
         }
-        if set(&mut self.cluster_pods, &name, pod) {
-            change.cluster_pods.insert(name);
+        let ips =
+            |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
+        change.node_addresses |= self.host_addresses.replace(&ips(before), &ips(pod.as_ref()));
+        match pod {
+            Some(pod) => drop(self.cluster_pods.insert(name.clone(), pod)),
+            None => drop(self.cluster_pods.remove(&name)),
         }
+        change.cluster_pods.insert(name);
     }
 
     /// Which pods of the cluster are known, once the first list of pods is complete.
@@ -357,7 +353,7 @@ impl Model {
         let node = self.node.iter().flat_map(|node| &node.addresses);
         let others = self.other_nodes.values();
         let others = others.flat_map(|node| node.internal.iter().chain(&node.external));
-        let all = own.chain(node.chain(others).chain(self.host_ips.keys()).copied());
+        let all = own.chain(node.chain(others).chain(self.host_addresses.iter()).copied());
         // Loopback addresses never name another node.
         all.filter(|ip| !ip.is_loopback())
     }

@@ -148,6 +148,12 @@ pub fn local_ip(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
 }
 
+/// The address of a pod's node: 30 pods of the others have the same.
+fn node_ip(n: u32, is_here: bool) -> IpAddr {
+    let node = if is_here { 0 } else { 1 + n / 30 };
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(172, 16, 0, 0)) + node).into()
+}
+
 /// The labels of a Deployment's pods.
 fn labels(app: u32) -> Labels {
     Labels::from_iter([
@@ -171,7 +177,7 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
         created: 0,
         ends: None,
         host_network: false,
-        host_ips: [].into(),
+        host_ips: [node_ip(n, is_here)].into(),
         additional: [].into(),
         here: is_here.then(|| SandboxUids { uid: format!("{n}").into(), config_hash: None }),
     };

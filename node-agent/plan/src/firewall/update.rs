@@ -359,11 +359,13 @@ impl<'a> FirewallUpdate<'a> {
             self.plan.addresses.identify(&self.plan.groups, lookup, &mut self.plan.identities);
         self.changes.identities = changed.identities;
         let are_changed = has_blocks || peer_changes.has_nodes() || change.node_facts;
-        if switched || are_changed || change.node_addresses || !changed.claimed.is_empty() {
+        let is_of_node = |(ip, _): &(IpAddr, bool)| self.plan.nodes.contains(ip);
+        let (of_nodes, claimed): (Vec<_>, Vec<_>) =
+            changed.claimed.into_iter().partition(is_of_node);
+        self.changes.taken.extend(claimed);
+        if switched || are_changed || change.node_addresses || !of_nodes.is_empty() {
             self.update_node_identities(cluster);
         }
-        let claimed = changed.claimed.into_iter().filter(|(ip, _)| !self.plan.nodes.contains(ip));
-        self.changes.taken.extend(claimed);
         has_blocks
     }
 
