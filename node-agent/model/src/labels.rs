@@ -4,14 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The labels of an object, sorted by key. Cheap to clone.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Labels(Arc<[(Arc<str>, Arc<str>)]>);
-
-impl Default for Labels {
-    fn default() -> Self {
-        Self(Arc::new([]))
-    }
-}
 
 impl<K: Into<Arc<str>>, V: Into<Arc<str>>> FromIterator<(K, V)> for Labels {
     /// Of two labels with one key, the last counts.

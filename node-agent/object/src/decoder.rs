@@ -1,11 +1,14 @@
 //! What decoding an object needs in addition to the object.
 
-use std::collections::HashSet;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use denizen_model::{Labels, NamedPort};
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+
+use crate::TextMap;
 
 /// Decodes objects for one node. It keeps one copy of the texts, labels and ports that many pods
 /// have in common: a cluster has 150,000 pods.
@@ -16,6 +19,8 @@ pub struct Decoder {
     pub(super) other_nodes: bool,
     /// When pods end is decoded.
     pub(super) ends: bool,
+    /// What digests of objects are made with: nobody can choose two objects that have the same.
+    pub(super) digests: RandomState,
     texts: Interner<Arc<str>>,
     labels: Interner<Labels>,
     ports: Interner<Arc<[NamedPort]>>,
@@ -28,6 +33,7 @@ impl Decoder {
             node_name,
             other_nodes: false,
             ends: false,
+            digests: RandomState::default(),
             texts: Interner::default(),
             labels: Interner::default(),
             ports: Interner::default(),
@@ -52,41 +58,52 @@ impl Decoder {
 
     /// The shared copy of a text.
     pub(super) fn text(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.known.get(text) {
-            return known.clone();
-        }
-        self.texts.share(text.into(), |copy| Arc::strong_count(copy) > 1)
+        self.texts.share(text, |copy| **copy == *text, || text.into())
     }
 
-    pub(super) fn labels<'t>(
-        &mut self,
-        labels: impl Iterator<Item = (&'t str, &'t str)>,
-    ) -> Labels {
-        let labels = labels.map(|(key, value)| (self.text(key), self.text(value))).collect();
-        self.labels.share(labels, Labels::is_shared)
+    /// The shared copy of these labels. Twenty pods of one Deployment have the same.
+    pub(super) fn labels(&mut self, written: &TextMap<'_>) -> Labels {
+        let Self { texts, labels, .. } = self;
+        let is_same = |copy: &Labels| copy.iter().eq(written.iter());
+        labels.share(written, is_same, || {
+            let mut shared = |text: &str| texts.share(text, |copy| **copy == *text, || text.into());
+            written.iter().map(|(key, value)| (shared(key), shared(value))).collect()
+        })
     }
 
     /// The shared copy of a pod's ports.
     pub(super) fn ports(&mut self, ports: &[NamedPort]) -> Arc<[NamedPort]> {
-        if let Some(known) = self.ports.known.get(ports) {
-            return known.clone();
-        }
-        self.ports.share(ports.into(), |copy| Arc::strong_count(copy) > 1)
+        self.ports.share(ports, |copy| **copy == *ports, || ports.into())
     }
 
     /// The shared copy of a node's addresses, which all its pods name.
     pub(super) fn addresses(&mut self, addresses: &[IpAddr]) -> Arc<[IpAddr]> {
-        if let Some(known) = self.addresses.known.get(addresses) {
-            return known.clone();
-        }
-        self.addresses.share(addresses.into(), |copy| Arc::strong_count(copy) > 1)
+        self.addresses.share(addresses, |copy| **copy == *addresses, || addresses.into())
+    }
+}
+
+/// A value that has copies.
+trait Shared: Clone + Hash {
+    fn has_copies(&self) -> bool;
+}
+
+impl<T: ?Sized + Hash> Shared for Arc<T> {
+    fn has_copies(&self) -> bool {
+        Self::strong_count(self) > 1
+    }
+}
+
+impl Shared for Labels {
+    fn has_copies(&self) -> bool {
+        self.is_shared()
     }
 }
 
 /// One copy of each value.
 #[derive(Debug)]
 struct Interner<T> {
-    known: HashSet<T>,
+    hasher: RandomState,
+    known: HashTable<T>,
     /// With so many values, those that nobody else has are dropped.
     limit: usize,
 }
@@ -96,22 +113,29 @@ const FEW: usize = 1024;
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self { known: HashSet::new(), limit: FEW }
+        Self { hasher: RandomState::default(), known: HashTable::new(), limit: FEW }
     }
 }
 
-impl<T: Clone + Eq + Hash> Interner<T> {
-    /// The copy that equals `value`. Values for which `is_used` is false may be dropped.
-    fn share(&mut self, value: T, is_used: impl Fn(&T) -> bool) -> T {
-        if let Some(known) = self.known.get(&value) {
+impl<T: Shared> Interner<T> {
+    /// The copy of what is `written`, which has the same hash; a new one if none `is_same`.
+    fn share<W: ?Sized + Hash>(
+        &mut self,
+        written: &W,
+        is_same: impl Fn(&T) -> bool,
+        copied: impl FnOnce() -> T,
+    ) -> T {
+        let hash = self.hasher.hash_one(written);
+        if let Some(known) = self.known.find(hash, is_same) {
             return known.clone();
         }
         if self.known.len() >= self.limit {
-            self.known.retain(is_used);
+            self.known.retain(|copy| copy.has_copies());
             self.limit = FEW.max(self.known.len() * 2);
         }
-        self.known.insert(value.clone());
-        value
+        let copy = copied();
+        self.known.insert_unique(hash, copy.clone(), |copy| self.hasher.hash_one(copy));
+        copy
     }
 }
 
@@ -119,18 +143,23 @@ impl<T: Clone + Eq + Hash> Interner<T> {
 mod tests {
     use super::*;
 
+    fn app(value: &str) -> TextMap<'_> {
+        TextMap::from_iter([("app", value)])
+    }
+
     #[test]
     fn equal_values_are_one_copy_and_unused_ones_are_dropped() {
         let mut decoder = Decoder::new("n".into());
-        let kept = decoder.labels([("app", "web")].into_iter());
+        let kept = decoder.labels(&app("web"));
         assert!(Arc::ptr_eq(&decoder.text("app"), &decoder.text("app")));
         for number in 0..20 * FEW {
             let value = number.to_string();
-            decoder.labels([("app", value.as_str())].into_iter());
+            decoder.labels(&app(&value));
         }
         assert!(decoder.texts.known.len() <= 2 * FEW, "{}", decoder.texts.known.len());
         assert!(decoder.labels.known.len() <= 2 * FEW, "{}", decoder.labels.known.len());
-        assert_eq!(decoder.labels([("app", "web")].into_iter()), kept);
+        assert_eq!(decoder.labels(&app("web")), kept);
         assert!(kept.is_shared());
+        assert!(Arc::ptr_eq(&decoder.addresses(&[]), &decoder.addresses(&[])));
     }
 }

@@ -307,9 +307,10 @@ fn a_broken_object_is_named_and_the_field_too() {
 /// What every writer changes is no change; whatever else there is counts.
 #[test]
 fn a_digest_leaves_out_what_every_writer_changes() {
+    let decoder = Decoder::new("node-1".into());
     let digest = |object: &Value| {
         let message = protobuf::object("Service", object);
-        RawObject::protobuf(ObjectKind::Service, &message).digest()
+        RawObject::protobuf(ObjectKind::Service, &message).digest(&decoder)
     };
     let before = json!({ "metadata": metadata("web"), "spec": { "clusterIP": "10.0.0.1" } });
     let mut after = before.clone();

@@ -23,8 +23,8 @@ mod service;
 mod service_cidr;
 mod slice;
 mod text;
+mod text_map;
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::Timestamp;
@@ -48,6 +48,7 @@ pub use service::{ServiceObject, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
 pub use text::{BorrowedText, Time};
+pub use text_map::TextMap;
 
 /// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -59,7 +60,7 @@ pub struct Metadata<'a> {
     pub name: BorrowedText<'a>,
     /// Its namespace. The API takes `default` if it is missing.
     pub namespace: Option<BorrowedText<'a>>,
-    pub labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
+    pub labels: Option<TextMap<'a>>,
     pub annotations: Option<Annotations<'a>>,
     /// When it was created, in UTC.
     pub creation_timestamp: Option<Time<'a>>,
@@ -87,7 +88,7 @@ impl<'a> FromProtobuf<'a> for Metadata<'a> {
             3 => self.namespace = Some(field.text()?),
             8 => self.creation_timestamp = text::time(field)?,
             9 => self.deletion_timestamp = text::time(field)?,
-            11 => insert_entry(&mut self.labels, field)?,
+            11 => self.labels.get_or_insert_default().take(field)?,
             12 => self.annotations.get_or_insert_default().insert(field.message()?),
             _ => {}
         }
@@ -106,16 +107,6 @@ impl<'a> Annotations<'a> {
             _ => {}
         }
     }
-}
-
-/// Adds an entry to a map such as the labels.
-fn insert_entry<'a>(
-    map: &mut Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
-    field: &Field<'a>,
-) -> Result<(), ProtobufError> {
-    let MapEntry { key, value } = field.message()?;
-    map.get_or_insert_default().insert(key, value);
-    Ok(())
 }
 
 impl Metadata<'_> {
@@ -146,7 +137,7 @@ impl Metadata<'_> {
     }
 
     fn label(&self, name: &str) -> Option<&str> {
-        self.labels.as_ref()?.get(name).map(|value| &**value)
+        self.labels.as_ref()?.get(name)
     }
 }
 

@@ -1,11 +1,9 @@
 //! Namespace (`v1`).
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{BorrowedText, Decoder, Notes, ObjectError, ObjectKind, Warning, insert_entry};
+use super::{BorrowedText, Decoder, Notes, ObjectError, ObjectKind, TextMap, Warning};
 use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 
 /// A Namespace, reduced to the fields that are used.
@@ -20,7 +18,7 @@ pub struct NamespaceObject<'a> {
 struct NamespaceMetadata<'a> {
     #[serde(default, borrow)]
     name: BorrowedText<'a>,
-    labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
+    labels: Option<TextMap<'a>>,
     deletion_timestamp: Option<IgnoredAny>,
 }
 
@@ -38,7 +36,7 @@ impl<'a> FromProtobuf<'a> for NamespaceMetadata<'a> {
         match field.number {
             1 => self.name = field.text()?,
             9 => self.deletion_timestamp = Some(IgnoredAny),
-            11 => insert_entry(&mut self.labels, field)?,
+            11 => self.labels.get_or_insert_default().take(field)?,
             _ => {}
         }
         Ok(())
@@ -53,10 +51,9 @@ pub fn namespace(
 ) -> Result<denizen_model::Namespace, ObjectError> {
     let NamespaceMetadata { name, labels, deletion_timestamp } = &raw.metadata;
     Notes::named(ObjectKind::Namespace, "", name, warnings)?;
-    let labels = labels.iter().flatten().map(|(key, value)| (&**key, &**value));
     Ok(denizen_model::Namespace {
         name: decoder.text(name),
-        labels: decoder.labels(labels),
+        labels: labels.as_ref().map(|labels| decoder.labels(labels)).unwrap_or_default(),
         is_ending: deletion_timestamp.is_some(),
     })
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{
-    BorrowedText, Metadata, Notes, ObjectError, ObjectKind, Warning, elements, parse_address,
-    parse_range,
+    BorrowedText, Metadata, Notes, ObjectError, ObjectKind, TextMap, Warning, elements,
+    parse_address, parse_range,
 };
 use crate::protobuf::{Field, FromProtobuf, ProtobufError};
 
@@ -206,8 +206,7 @@ fn addresses(raw: &NodeObject<'_>, wanted: &str, notes: &mut Notes<'_>) -> Vec<I
 }
 
 fn labels(raw: &NodeObject<'_>) -> denizen_model::Labels {
-    let labels = raw.metadata.labels.iter().flatten();
-    labels.map(|(key, value)| (&**key, &**value)).collect()
+    raw.metadata.labels.iter().flat_map(TextMap::iter).collect()
 }
 
 fn taints<'r>(raw: &'r NodeObject<'r>) -> &'r [Taint<'r>] {

@@ -4,8 +4,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::address::{parse_address, parse_range, special_address, usable_address};
 use super::service::{port_number, protocol};
 use super::{
-    BorrowedText, Decoder, Notes, ObjectError, ObjectKind, Time, Warning, elements, insert_entry,
+    BorrowedText, Decoder, Notes, ObjectError, ObjectKind, TextMap, Time, Warning, elements,
     namespace_or_default, text as texts,
 };
 use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
@@ -35,7 +35,7 @@ struct PodMetadata<'a> {
     name: BorrowedText<'a>,
     namespace: Option<BorrowedText<'a>>,
     uid: Option<BorrowedText<'a>>,
-    labels: Option<BTreeMap<BorrowedText<'a>, BorrowedText<'a>>>,
+    labels: Option<TextMap<'a>>,
     annotations: Option<PodAnnotations<'a>>,
     creation_timestamp: Option<Time<'a>>,
     deletion_timestamp: Option<Time<'a>>,
@@ -123,7 +123,7 @@ impl<'a> FromProtobuf<'a> for PodMetadata<'a> {
             5 => self.uid = Some(field.text()?),
             8 => self.creation_timestamp = texts::time(field)?,
             9 => self.deletion_timestamp = texts::time(field)?,
-            11 => insert_entry(&mut self.labels, field)?,
+            11 => self.labels.get_or_insert_default().take(field)?,
             12 => self.annotations.get_or_insert_default().insert(field.message()?),
             _ => {}
         }
@@ -227,21 +227,20 @@ pub fn pod(
             name: name.clone(),
             labels: Labels::default(),
             ips: [].into(),
-            ports: [].into(),
+            ports: Arc::default(),
             created: 0,
             ends: None,
             host_network: true,
             host_ips,
-            additional: [].into(),
+            additional: Arc::default(),
             here: None,
         };
         return Ok((name, Some(pod)));
     }
-    let labels = metadata.labels.iter().flatten();
     let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
     let pod = ClusterPod {
         name: name.clone(),
-        labels: decoder.labels(labels.map(|(key, value)| (&**key, &**value))),
+        labels: metadata.labels.as_ref().map(|labels| decoder.labels(labels)).unwrap_or_default(),
         ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
         ports: ports(spec, decoder, &mut notes),
         created: created(metadata, &mut notes),
@@ -250,7 +249,7 @@ pub fn pod(
         host_ips,
         additional: match is_here {
             true => additional(metadata, &mut notes).into(),
-            false => [].into(),
+            false => Arc::default(),
         },
         here: is_here.then(|| sandbox_uids(metadata)),
     };
@@ -356,7 +355,7 @@ fn ports(
     spec: Option<&PodSpec<'_>>,
     decoder: &mut Decoder,
     notes: &mut Notes<'_>,
-) -> std::sync::Arc<[NamedPort]> {
+) -> Arc<[NamedPort]> {
     let containers = elements(spec.and_then(|spec| spec.containers.as_ref()));
     let inits = elements(spec.and_then(|spec| spec.init_containers.as_ref()));
     let sidecar = |init: &&Container<'_>| text(&init.restart_policy) == Some("Always");

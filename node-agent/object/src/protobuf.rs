@@ -148,8 +148,11 @@ impl<'a> Field<'a> {
         &self,
         list: &mut Option<Vec<M>>,
     ) -> Result<(), ProtobufError> {
-        list.get_or_insert_default().push(self.message()?);
-        Ok(())
+        // Where it stays: some are large.
+        let list = list.get_or_insert_default();
+        let place = list.len();
+        list.push(M::default());
+        list[place].merge(self.bytes()?)
     }
 
     /// Adds to a list of texts.
@@ -294,7 +297,17 @@ impl Head {
 }
 
 /// A number in 1 to 10 bytes, and how many they are; `None` if there are too few bytes.
+#[inline]
 fn number(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformation> {
+    match bytes.first() {
+        // Most keys and lengths.
+        Some(byte) if byte & 0x80 == 0 => Ok(Some((u64::from(*byte), 1))),
+        Some(_) => long_number(bytes),
+        None => Ok(None),
+    }
+}
+
+fn long_number(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformation> {
     let mut number = 0_u64;
     for (place, byte) in bytes.iter().take(10).enumerate() {
         let bits = u64::from(byte & 0x7f);

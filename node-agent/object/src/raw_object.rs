@@ -1,6 +1,6 @@
 //! An object as it was written, and its conversion to the model's terms.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -101,11 +101,11 @@ impl<'a> RawObject<'a> {
         self.kind
     }
 
-    pub fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self, decoder: &Decoder) -> u64 {
         match &self.raw {
-            RawText::Json(json) => hash(json),
-            RawText::Tree(tree) => hash(tree),
-            RawText::Protobuf(message) => digest_of_message(message),
+            RawText::Json(json) => decoder.digests.hash_one(json),
+            RawText::Tree(tree) => decoder.digests.hash_one(tree),
+            RawText::Protobuf(message) => digest_of_message(message, decoder),
         }
     }
 
@@ -147,7 +147,8 @@ impl<'a> RawObject<'a> {
             }
             ObjectKind::Pod => {
                 let (name, pod) = pod(&self.typed()?, decoder, warnings)?;
-                let (key, digest) = (ObjectKey::Pod(name.clone()), hash(&pod));
+                let digest = decoder.digests.hash_one(&pod);
+                let key = ObjectKey::Pod(name.clone());
                 let event = Event::ClusterPod(name, pod);
                 return Ok(Some(DecodedObject { key, digest, event, triggered }));
             }
@@ -162,7 +163,7 @@ impl<'a> RawObject<'a> {
                 (ObjectKey::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
             }
         };
-        let digest = self.digest();
+        let digest = self.digest(decoder);
         Ok(Some(DecodedObject { key, digest, event, triggered }))
     }
 
@@ -275,8 +276,8 @@ const RESOURCE_VERSION: u32 = 6;
 const MANAGED_FIELDS: u32 = 17;
 
 /// A hash of a message, without what every writer changes.
-fn digest_of_message(message: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
+fn digest_of_message(message: &[u8], decoder: &Decoder) -> u64 {
+    let mut hasher = decoder.digests.build_hasher();
     for field in Fields::of(message) {
         match field {
             Ok(field) if field.number == 1 && field.bytes().is_ok() => {
@@ -289,11 +290,5 @@ fn digest_of_message(message: &[u8]) -> u64 {
             Err(_) => message.hash(&mut hasher),
         }
     }
-    hasher.finish()
-}
-
-fn hash(value: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
     hasher.finish()
 }

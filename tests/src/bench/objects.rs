@@ -81,7 +81,8 @@ pub fn pod(number: usize, namespace: &str, ready: usize) -> Value {
         .collect();
     let fields: serde_json::Map<String, Value> =
         (0..30).map(|n| (format!("f:field{n}"), json!({ ".": {}, "f:name": {} }))).collect();
-    let node = if number < LOCAL { NODE.to_owned() } else { format!("node-{}", 2 + number % 4999) };
+    let node = if number < LOCAL { 1 } else { 2 + number % 4999 };
+    let host_ip = format!("172.16.{}.{}", node >> 8, node & 255);
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -97,14 +98,15 @@ pub fn pod(number: usize, namespace: &str, ready: usize) -> Value {
             "managedFields": [{ "manager": "kubelet", "fieldsV1": fields }],
         },
         "spec": {
-            "nodeName": node,
+            "nodeName": format!("node-{node}"),
             "containers": [{
                 "name": "server", "image": "registry.example/shop/server:1.2.3", "env": env,
                 "ports": [{ "name": "http", "containerPort": 8080, "protocol": "TCP" }],
             }],
         },
         "status": {
-            "phase": "Running", "podIP": ip(number), "podIPs": [{ "ip": ip(number) }],
+            "phase": "Running", "hostIP": host_ip, "hostIPs": [{ "ip": host_ip }],
+            "podIP": ip(number), "podIPs": [{ "ip": ip(number) }],
             "conditions": [{ "type": "Ready", "status": "True", "lastTransitionTime": ready.to_string() }],
         },
     })

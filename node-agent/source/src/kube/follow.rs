@@ -160,7 +160,8 @@ impl KindFollower {
         if is_served {
             return Ok(());
         }
-        let events = self.index.complete(PartialList::default());
+        let list = self.index.begin_list();
+        let events = self.index.complete(list);
         self.outlet.send(events).await?;
         self.listed().await?;
         self.trouble(None);
@@ -268,7 +269,7 @@ impl KindFollower {
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request).await?;
         self.answered();
-        let mut list = PartialList::default();
+        let mut list = self.index.begin_list();
         let version = match reply.encoding {
             Encoding::Protobuf => {
                 let mut listed = ListItems::default();

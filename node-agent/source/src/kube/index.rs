@@ -1,7 +1,9 @@
 //! Which objects of one kind were sent, and what a list or a change adds. Pure.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::mem::{replace, take};
 
+use foldhash::quality::RandomState;
 use jiff::Timestamp;
 use tracing::warn;
 
@@ -26,7 +28,9 @@ pub(super) struct SentObjects {
     kind: ObjectKind,
     decoder: Decoder,
     since: Timestamp,
-    sent: HashMap<ObjectKey, u64>,
+    sent: HashMap<ObjectKey, SentObject, RandomState>,
+    /// How many lists were begun.
+    lists: u32,
     problems: ObjectProblems,
     wrong_policies: Vec<WrongPolicy>,
 }
@@ -34,11 +38,20 @@ pub(super) struct SentObjects {
 /// The problems of each object; `None` for objects without a readable name.
 type ObjectProblems = BTreeMap<Option<ObjectKey>, Vec<String>>;
 
+#[derive(Debug)]
+struct SentObject {
+    digest: u64,
+    /// The number of the last list that had it; 0 if none had.
+    list: u32,
+}
+
 /// A list that is not complete yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PartialList {
-    seen: HashSet<ObjectKey>,
-    fresh: HashMap<ObjectKey, DecodedObject>,
+    /// Lists are numbered from 1.
+    number: u32,
+    /// In the order of the list: if it names an object twice, the last counts.
+    fresh: Vec<DecodedObject>,
     problems: ObjectProblems,
 }
 
@@ -51,9 +64,16 @@ impl PartialList {
 
 #[derive(Default)]
 struct Reading {
-    key: Option<ObjectKey>,
     decoded: Option<DecodedObject>,
+    /// The name of an object that cannot be decoded.
+    unreadable: Option<ObjectKey>,
     problems: Vec<String>,
+}
+
+impl Reading {
+    fn key(&self) -> Option<&ObjectKey> {
+        self.decoded.as_ref().map(|decoded| &decoded.key).or(self.unreadable.as_ref())
+    }
 }
 
 impl SentObjects {
@@ -63,7 +83,8 @@ impl SentObjects {
             kind,
             decoder,
             since,
-            sent: HashMap::new(),
+            sent: HashMap::default(),
+            lists: 0,
             problems: ObjectProblems::new(),
             wrong_policies: Vec::new(),
         }
@@ -74,52 +95,58 @@ impl SentObjects {
         self.kind
     }
 
+    /// Begins a list. One that is not complete by then counts for nothing.
+    pub(super) fn begin_list(&mut self) -> PartialList {
+        self.lists += 1;
+        PartialList { number: self.lists, fresh: Vec::new(), problems: ObjectProblems::new() }
+    }
+
     /// Adds an object to a list.
     pub(super) fn list(&mut self, list: &mut PartialList, found: &RawObject<'_>) {
-        let Reading { key, decoded, problems } = self.read(found);
-        if let Some(key) = &key {
-            list.seen.insert(key.clone());
-        }
-        if let Some(decoded) = decoded {
-            if self.sent.get(&decoded.key) == Some(&decoded.digest) {
-                list.fresh.remove(&decoded.key);
-            } else {
-                list.fresh.insert(decoded.key.clone(), decoded);
-            }
-        }
-        note(&mut list.problems, key, problems);
+        let mut reading = self.read(found);
+        let problems = take(&mut reading.problems);
+        note(&mut list.problems, reading.key(), problems);
+        let sent = reading.key().and_then(|key| self.sent.get_mut(key));
+        let sent = sent.map(|sent| (replace(&mut sent.list, list.number), sent.digest));
+        list.fresh.extend(reading.decoded.filter(|decoded| {
+            let is_sent = |(last, digest)| last != list.number && digest == decoded.digest;
+            !sent.is_some_and(is_sent)
+        }));
     }
 
     /// Keeps an object whatever the list says of it: an answer has brought something newer.
-    pub(super) fn keep(&self, list: &mut PartialList, namespace: &str, name: &str) {
+    pub(super) fn keep(&mut self, list: &mut PartialList, namespace: &str, name: &str) {
         let key = ObjectKey::new(self.kind, namespace, name, self.decoder.node_name());
-        list.fresh.remove(&key);
-        list.seen.insert(key);
+        list.fresh.retain(|decoded| decoded.key != key);
+        if let Some(sent) = self.sent.get_mut(&key) {
+            sent.list = list.number;
+        }
     }
 
     /// Takes the changes so far out of an incomplete list. What the list does not have yet may
     /// still come, so nothing counts as gone.
     pub(super) fn flush(&mut self, list: &mut PartialList) -> Vec<Event> {
         let mut events = Vec::with_capacity(list.fresh.len());
-        let fresh = list.fresh.drain();
-        fresh.for_each(|(_, decoded)| self.push_events(decoded, &mut events));
+        for decoded in list.fresh.drain(..) {
+            self.push_events(decoded, list.number, &mut events);
+        }
         events
     }
 
     /// The list is complete. Returns what changed, as one batch. Objects that were sent and are not
     /// in the list are gone.
     pub(super) fn complete(&mut self, list: PartialList) -> Vec<Event> {
-        let PartialList { seen, fresh, problems } = list;
+        let PartialList { number, fresh, problems } = list;
         let mut events = Vec::with_capacity(fresh.len());
-        self.sent.retain(|key, _| {
-            let stays = seen.contains(key);
+        self.sent.retain(|key, sent| {
+            let stays = sent.list == number;
             if !stays {
                 events.push(key.gone());
             }
             stays
         });
-        for (_, decoded) in fresh {
-            self.push_events(decoded, &mut events);
+        for decoded in fresh {
+            self.push_events(decoded, number, &mut events);
         }
         for (key, lines) in &problems {
             self.note_new(key.as_ref(), lines);
@@ -130,14 +157,17 @@ impl SentObjects {
 
     /// An object was added or modified.
     pub(super) fn changed(&mut self, found: &RawObject<'_>) -> Vec<Event> {
-        let Reading { key, decoded, problems } = self.read(found);
-        self.note_new(key.as_ref(), &problems);
-        note(&mut self.problems, key, problems);
+        let mut reading = self.read(found);
+        let problems = take(&mut reading.problems);
+        self.note_new(reading.key(), &problems);
+        note(&mut self.problems, reading.key(), problems);
         let mut events = Vec::new();
-        if let Some(decoded) = decoded
-            && self.sent.get(&decoded.key) != Some(&decoded.digest)
-        {
-            self.push_events(decoded, &mut events);
+        if let Some(decoded) = reading.decoded {
+            let sent = self.sent.get(&decoded.key).map(|sent| (sent.list, sent.digest));
+            if sent.is_none_or(|(_, digest)| digest != decoded.digest) {
+                let list = sent.map_or(0, |(list, _)| list);
+                self.push_events(decoded, list, &mut events);
+            }
         }
         events
     }
@@ -170,7 +200,7 @@ impl SentObjects {
 
     /// The policies that became wrong, or wrong in another way, since the last call.
     pub(super) fn take_wrong_policies(&mut self) -> Vec<WrongPolicy> {
-        std::mem::take(&mut self.wrong_policies)
+        take(&mut self.wrong_policies)
     }
 
     /// Logs the problems of an object that it did not have before.
@@ -191,10 +221,10 @@ impl SentObjects {
 
     fn read(&mut self, found: &RawObject<'_>) -> Reading {
         let mut warnings = Vec::new();
-        let (key, decoded, error) = match found.decode(&mut self.decoder, &mut warnings) {
-            Ok(Some(decoded)) => (Some(decoded.key.clone()), Some(decoded), None),
+        let (decoded, unreadable, error) = match found.decode(&mut self.decoder, &mut warnings) {
+            Ok(Some(decoded)) => (Some(decoded), None, None),
             Ok(None) => return Reading::default(),
-            Err(error) => (found.key(&self.decoder), None, Some(describe(&error))),
+            Err(error) => (None, found.key(&self.decoder), Some(describe(&error))),
         };
         let skipped = error.map(|error| format!("{error}: the object keeps its last known state"));
         let mut problems: Vec<String> =
@@ -203,10 +233,11 @@ impl SentObjects {
             problems.push(format!("{}: and {more} more", warnings[0].object));
         }
         problems.extend(skipped);
-        Reading { key, decoded, problems }
+        Reading { decoded, unreadable, problems }
     }
 
-    fn push_events(&mut self, decoded: DecodedObject, events: &mut Vec<Event>) {
+    /// `list`: the number of the last list that had it.
+    fn push_events(&mut self, decoded: DecodedObject, list: u32, events: &mut Vec<Event>) {
         let DecodedObject { key, digest, event, triggered } = decoded;
         events.push(event);
         if let (ObjectKey::Slice(name), Some(at)) = (&key, triggered)
@@ -214,14 +245,14 @@ impl SentObjects {
         {
             events.push(Event::Triggered(name.clone(), at));
         }
-        self.sent.insert(key, digest);
+        self.sent.insert(key, SentObject { digest, list });
     }
 }
 
-fn note(problems: &mut ObjectProblems, key: Option<ObjectKey>, lines: Vec<String>) {
-    if lines.is_empty() {
-        problems.remove(&key);
-    } else {
-        problems.insert(key, lines);
+fn note(problems: &mut ObjectProblems, key: Option<&ObjectKey>, lines: Vec<String>) {
+    if !lines.is_empty() {
+        problems.insert(key.cloned(), lines);
+    } else if !problems.is_empty() {
+        problems.remove(&key.cloned());
     }
 }

@@ -58,7 +58,7 @@ fn deleted(index: &mut SentObjects, object: &str) -> Vec<Event> {
 }
 
 fn listed(index: &mut SentObjects, objects: &[String]) -> Vec<Event> {
-    let mut list = PartialList::default();
+    let mut list = index.begin_list();
     objects.iter().for_each(|object| list_one(index, &mut list, object));
     index.complete(list)
 }
@@ -96,10 +96,21 @@ fn a_list_yields_deletions_first_then_changes() {
 }
 
 #[test]
+fn the_last_of_two_objects_with_one_name_counts() {
+    let mut index = index(ObjectKind::Service);
+    let mut known = BTreeMap::new();
+    for (objects, expected) in [([1, 2], "10.0.2.1"), ([1, 2], "10.0.2.1"), ([3, 2], "10.0.2.1")] {
+        let objects = objects.map(|variant| service(1, variant));
+        apply(&mut known, listed(&mut index, &objects));
+        assert_eq!(known["d/s1"], expected);
+    }
+}
+
+#[test]
 fn an_incomplete_list_changes_nothing() {
     let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1)]);
-    let mut half = PartialList::default();
+    let mut half = index.begin_list();
     list_one(&mut index, &mut half, &service(1, 2));
     drop(half);
     assert_eq!(listed(&mut index, &[service(1, 1)]), []);
@@ -193,7 +204,7 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
     assert!(matches!(changed(&mut index, &node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
     assert_eq!(deleted(&mut index, &node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
     assert_eq!(changed(&mut index, &node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
-    let mut list = PartialList::default();
+    let mut list = index.begin_list();
     list_one(&mut index, &mut list, &node(NODE, "10.1.1.0/24"));
     assert_eq!(index.complete(list), [gone]);
     assert!(index.lacks_own_node().is_none());
@@ -248,7 +259,7 @@ proptest! {
                     None => continue,
                 },
                 WatchStep::List => {
-                    let (mut list, mut events) = (PartialList::default(), Vec::new());
+                    let (mut list, mut events) = (index.begin_list(), Vec::new());
                     for (name, variant) in &exist {
                         list_one(&mut index, &mut list, &service(*name, *variant));
                         events.extend(index.flush(&mut list));

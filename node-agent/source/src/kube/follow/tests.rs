@@ -33,7 +33,8 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
     };
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {
-        follower.complete(PartialList::default(), version.to_owned()).await.unwrap();
+        let list = follower.index.begin_list();
+        follower.complete(list, version.to_owned()).await.unwrap();
         sent.recv().await.unwrap();
     }
     (follower, sent)
@@ -55,7 +56,7 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
             [("", "nothing was listed before", 300), ("7", "it was", PODS)]
         {
             let (mut follower, mut sent) = listed(version).await;
-            let mut list = PartialList::default();
+            let mut list = follower.index.begin_list();
             for number in 0..PODS {
                 follower.take_listed(&mut list, Object::Json(&pod(number))).await.unwrap();
             }
@@ -80,14 +81,14 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
 fn what_only_a_list_that_broke_off_had_is_gone() {
     in_runtime(async {
         let (mut follower, mut sent) = listed("").await;
-        let mut broken = PartialList::default();
+        let mut broken = follower.index.begin_list();
         for number in 0..300 {
             follower.take_listed(&mut broken, Object::Json(&pod(number))).await.unwrap();
         }
         drop(broken);
         let brought = sent.recv().await.unwrap();
         let Event::ClusterPod(gone, Some(_)) = &brought[0] else { panic!("{brought:?}") };
-        let mut list = PartialList::default();
+        let mut list = follower.index.begin_list();
         for number in 0..300 {
             let pod = pod(number);
             if !pod.contains(&format!("\"{}\"", gone.name)) {
@@ -137,7 +138,7 @@ fn a_list_that_is_older_than_an_answer_takes_nothing_back() {
         follower.take_answer(&ObjectAnswer { encoding, body, _untaken: None }).await.unwrap();
         assert!(matches!(&sent.recv().await.unwrap()[..], [Event::ClusterPod(_, Some(_))]));
         for objects in [&[pod(1), pod(2)][..], &[pod(2)]] {
-            let mut list = PartialList::default();
+            let mut list = follower.index.begin_list();
             for pod in objects {
                 follower.take_listed(&mut list, Object::Json(pod)).await.unwrap();
             }
