@@ -15,12 +15,29 @@ pub(super) struct ObjectAnswer {
     pub(super) _untaken: Option<oneshot::Sender<()>>,
 }
 
-/// The objects that answers have brought before the watch did, with their versions.
+/// The versions of the objects that answers have brought before the watch did.
 ///
 /// What a list or the watch brings about them until then is older: a deletion may be that of an
 /// earlier object of this name, and a list may be of a time before the answer.
 #[derive(Debug, Default)]
-pub(super) struct AnsweredVersions(HashMap<(String, String), u64>);
+pub(super) struct AnsweredVersions {
+    ahead: Versions,
+    /// What the list that is arriving has brought. It may be newer than an answer that was on its
+    /// way.
+    listed: Versions,
+}
+
+/// By namespace and name.
+type Versions = HashMap<(String, String), u64>;
+
+/// What an answer says of an object.
+#[derive(Debug)]
+pub(super) enum Answered<'a> {
+    /// The newest known state.
+    News(Object<'a>),
+    /// A state that is not newer than what the list has brought.
+    Listed(ObjectMetadata<'a>),
+}
 
 impl AnsweredVersions {
     /// The objects in an answer that a watch which is at version `watched` has not brought yet. If
@@ -29,50 +46,70 @@ impl AnsweredVersions {
         &mut self,
         answer: &'a ObjectAnswer,
         watched: Option<&str>,
-    ) -> Vec<Object<'a>> {
+    ) -> Vec<Answered<'a>> {
         let watched = watched.and_then(number);
-        let mut objects = objects(answer.encoding, &answer.body).unwrap_or_default();
-        objects.retain(|object| {
-            let Some(metadata) = object.metadata() else { return false };
+        let mut news = Vec::new();
+        for object in objects(answer.encoding, &answer.body).unwrap_or_default() {
+            let Some(metadata) = object.metadata() else { continue };
             let version = number(&metadata.resource_version);
-            let is_news = version > watched;
-            if let Some(version) = version.filter(|_| is_news) {
-                let name = (metadata.namespace.to_string(), metadata.name.to_string());
-                self.0.insert(name, version);
+            if version <= watched {
+                continue;
             }
-            is_news
-        });
-        objects
+            let name = name(&metadata);
+            if version <= self.listed.get(&name).copied() {
+                news.push(Answered::Listed(metadata));
+                continue;
+            }
+            if let Some(version) = version {
+                self.ahead.insert(name, version);
+            }
+            news.push(Answered::News(object));
+        }
+        news
+    }
+
+    /// A list begins.
+    pub(super) fn forget_list(&mut self) {
+        self.listed = Versions::default();
+    }
+
+    /// Notes the version of an object in a list, in case an answer about it is on its way.
+    pub(super) fn note_listed(&mut self, object: Object<'_>) {
+        if let Some(metadata) = object.metadata()
+            && let Some(version) = number(&metadata.resource_version)
+        {
+            self.listed.insert(name(&metadata), version);
+        }
     }
 
     /// Whether an answer has brought what the watch brings now, or something newer.
     pub(super) fn has(&mut self, object: &ObjectMetadata<'_>) -> bool {
-        let name = (object.namespace.to_string(), object.name.to_string());
-        let Some(ahead) = self.0.get(&name).copied() else { return false };
+        let name = name(object);
+        let Some(ahead) = self.ahead.get(&name).copied() else { return false };
         let version = number(&object.resource_version);
         if version >= Some(ahead) {
-            self.0.remove(&name);
+            self.ahead.remove(&name);
         }
         version <= Some(ahead)
     }
 
     /// The name of an object in a list, if an answer has brought something newer.
     pub(super) fn newer<'a>(&self, object: Object<'a>) -> Option<ObjectMetadata<'a>> {
-        if self.0.is_empty() {
+        if self.ahead.is_empty() {
             return None;
         }
         let metadata = object.metadata()?;
-        let name = (metadata.namespace.to_string(), metadata.name.to_string());
-        let ahead = self.0.get(&name).copied();
+        let ahead = self.ahead.get(&name(&metadata)).copied();
         (ahead > number(&metadata.resource_version)).then_some(metadata)
     }
 
     /// A list of this version is complete. Returns the names of which answers have brought newer
     /// states, and forgets the others.
     pub(super) fn newer_than(&mut self, version: &str) -> impl Iterator<Item = &(String, String)> {
+        self.forget_list();
         let listed = number(version);
-        self.0.retain(|_, ahead| Some(*ahead) > listed);
-        self.0.keys()
+        self.ahead.retain(|_, ahead| Some(*ahead) > listed);
+        self.ahead.keys()
     }
 }
 
@@ -84,6 +121,10 @@ pub(super) fn has_newer(encoding: Encoding, list: &[u8], watched: Option<&str>) 
         let metadata = object.metadata();
         metadata.and_then(|metadata| number(&metadata.resource_version)) > watched
     })
+}
+
+fn name(metadata: &ObjectMetadata<'_>) -> (String, String) {
+    (metadata.namespace.to_string(), metadata.name.to_string())
 }
 
 /// Versions are opaque by contract, and numbers of one sequence in practice.
@@ -117,8 +158,8 @@ mod tests {
         let items = [policy("known", "90"), policy("new", "101")];
         let list = answer(&json!({ "metadata": { "resourceVersion": "200" }, "items": items }));
         let objects = ahead.objects(&list, Some("100"));
-        assert_eq!(objects.len(), 1);
-        assert_eq!(&*objects[0].metadata().unwrap().name, "new");
+        let [Answered::News(object)] = &objects[..] else { panic!("{objects:?}") };
+        assert_eq!(&*object.metadata().unwrap().name, "new");
         assert_eq!(ahead.objects(&answer(&json!("no object")), Some("100")).len(), 0);
         let is_new =
             [None, Some("100"), Some("101")].map(|at| has_newer(list.encoding, &list.body, at));

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::answer::{AnsweredVersions, ObjectAnswer};
+use super::answer::{Answered, AnsweredVersions, ObjectAnswer};
 use super::backoff::{self, ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE};
 use super::client::SharedClient;
 use super::companion::Call;
@@ -21,7 +21,7 @@ use super::envelope::{Encoding, JsonList, Object, WatchEvent};
 use super::exchange::Reply;
 use super::failure::{Failure, Remedy, StreamEnd};
 use super::frames::{Frames, ListItems};
-use super::index::{PartialList, SentObjects};
+use super::index::SentObjects;
 use super::kinds::{self, ListedState};
 use super::list_delay::{ListDelay, is_delayed};
 use super::pods::{StreamProgress, StreamScope};
@@ -160,8 +160,8 @@ impl KindFollower {
         if is_served {
             return Ok(());
         }
-        let list = self.index.begin_list();
-        let events = self.index.complete(list);
+        self.index.begin_list();
+        let events = self.index.complete();
         self.outlet.send(events).await?;
         self.listed().await?;
         self.trouble(None);
@@ -269,14 +269,15 @@ impl KindFollower {
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request).await?;
         self.answered();
-        let mut list = self.index.begin_list();
+        self.answered.forget_list();
+        self.index.begin_list();
         let version = match reply.encoding {
             Encoding::Protobuf => {
                 let mut listed = ListItems::default();
                 while let Some(piece) = self.piece(&mut reply, LIST_SILENCE).await? {
                     listed.push(&piece);
                     while let Some(object) = listed.next().map_err(Failure::Answer)? {
-                        self.take_listed(&mut list, object).await?;
+                        self.take_listed(object).await?;
                     }
                 }
                 listed.end().map_err(Failure::Answer)?.ok_or(Failure::HalfAList)?
@@ -288,12 +289,12 @@ impl KindFollower {
                 }
                 let whole: JsonList<'_> = serde_json::from_slice(&body).map_err(Failure::from)?;
                 for item in whole.items.iter().flatten() {
-                    self.take_listed(&mut list, Object::Json(item.get())).await?;
+                    self.take_listed(Object::Json(item.get())).await?;
                 }
                 whole.metadata.version().map_err(Failure::Answer)?
             }
         };
-        Ok(self.complete(list, version).await?)
+        Ok(self.complete(version).await?)
     }
 
     /// Waits until this agent's first lists are due. Takes answers meanwhile.
@@ -309,7 +310,6 @@ impl KindFollower {
         }
     }
 
-    /// Watches from `version`.
     async fn watch(&mut self, client: &Client, version: &str) -> Result<(), StreamEnd> {
         let params = kinds::watch(self.kind, self.fields.clone(), backoff::watch_seconds());
         let request = self.scope.request(self.served.request(self.kind)).watch(&params, version);
@@ -391,17 +391,16 @@ impl KindFollower {
 
     /// Takes an object of a list. Nothing is decided before the first list is complete, so large
     /// parts of it are sent before: 150,000 pods would take twice the model's memory here.
-    async fn take_listed(
-        &mut self,
-        list: &mut PartialList,
-        object: Object<'_>,
-    ) -> Result<(), Closed> {
-        match self.answered.newer(object) {
-            Some(metadata) => self.index.keep(list, &metadata.namespace, &metadata.name),
-            None => self.index.list(list, &object.found(self.kind)),
+    async fn take_listed(&mut self, object: Object<'_>) -> Result<(), Closed> {
+        if !self.answers.is_closed() {
+            self.answered.note_listed(object);
         }
-        if !self.listed && list.should_flush() {
-            let events = self.index.flush(list);
+        match self.answered.newer(object) {
+            Some(metadata) => self.index.keep(&metadata.namespace, &metadata.name),
+            None => self.index.list(&object.found(self.kind)),
+        }
+        if !self.listed && self.index.should_flush() {
+            let events = self.index.flush();
             self.outlet.send(events).await?;
         }
         Ok(())
@@ -409,9 +408,13 @@ impl KindFollower {
 
     /// Takes what an answer brings before the watch does.
     async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
-        let objects = self.answered.objects(answer, self.version.as_deref()).into_iter();
-        let found = objects.map(|object| object.found(self.kind));
-        let events: Vec<Event> = found.flat_map(|found| self.index.changed(&found)).collect();
+        let mut events = Vec::new();
+        for answered in self.answered.objects(answer, self.version.as_deref()) {
+            events.append(&mut match answered {
+                Answered::News(object) => self.index.changed(&object.found(self.kind)),
+                Answered::Listed(object) => self.index.flush_one(&object.namespace, &object.name),
+            });
+        }
         self.served.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.report();
@@ -439,20 +442,19 @@ impl KindFollower {
     }
 
     /// A list is complete: sends it as one change, and continues from its version.
-    async fn complete(&mut self, mut list: PartialList, version: String) -> Result<(), Closed> {
+    async fn complete(&mut self, version: String) -> Result<(), Closed> {
         if self.needs_newest {
             // A restored etcd assigns the same versions again.
             self.answered = AnsweredVersions::default();
         }
         for (namespace, name) in self.answered.newer_than(&version) {
-            self.index.keep(&mut list, namespace, name);
+            self.index.keep(namespace, name);
         }
-        let events = self.index.complete(list);
+        let events = self.index.complete();
         self.served.call_companion(&events).await;
         self.outlet.send(events).await?;
         self.listed().await?;
-        self.version = Some(version);
-        self.needs_newest = false;
+        (self.version, self.needs_newest) = (Some(version), false);
         self.progress.sent(self.version.as_deref());
         self.served.publish(self.version.as_ref());
         self.report();
@@ -461,8 +463,8 @@ impl KindFollower {
 
     /// Sends once that the first list is complete.
     async fn listed(&mut self) -> Result<(), Closed> {
-        let is_first = !std::mem::replace(&mut self.listed, true);
-        let listed = is_first.then(|| Event::Listed(self.kind.listing()));
+        let was_listed = std::mem::replace(&mut self.listed, true);
+        let listed = (!was_listed).then(|| Event::Listed(self.kind.listing()));
         self.outlet.send(Vec::from_iter(listed)).await?;
         self.call.iter().for_each(Call::answer);
         Ok(())
@@ -488,10 +490,8 @@ impl KindFollower {
             // If the queue is full, the log and the status still have it.
             let _ = self.wrong_policies.try_send(wrong);
         }
-        let trouble = self
-            .trouble
-            .iter()
-            .map(|trouble| format!("{}{}: {trouble}", self.kind.plural(), self.scope));
+        let named = |trouble| format!("{}{}: {trouble}", self.kind.plural(), self.scope);
+        let trouble = self.trouble.iter().map(named);
         let absent = self.index.lacks_own_node().filter(|_| self.listed);
         let problems = self.index.problems().cloned();
         let old = self.served.old.iter().cloned();

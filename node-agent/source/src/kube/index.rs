@@ -29,9 +29,8 @@ pub(super) struct SentObjects {
     decoder: Decoder,
     since: Timestamp,
     sent: HashMap<ObjectKey, SentObject, RandomState>,
-    /// How many lists were begun.
-    lists: u32,
     problems: ObjectProblems,
+    list: PartialList,
     wrong_policies: Vec<WrongPolicy>,
 }
 
@@ -45,21 +44,14 @@ struct SentObject {
     list: u32,
 }
 
-/// A list that is not complete yet.
-#[derive(Debug)]
-pub(super) struct PartialList {
+/// The list that was begun last, as far as it has not been sent.
+#[derive(Debug, Default)]
+struct PartialList {
     /// Lists are numbered from 1.
     number: u32,
     /// In the order of the list: if it names an object twice, the last counts.
     fresh: Vec<DecodedObject>,
     problems: ObjectProblems,
-}
-
-impl PartialList {
-    /// Whether it should be flushed.
-    pub(super) fn should_flush(&self) -> bool {
-        self.fresh.len() >= FLUSH_AFTER
-    }
 }
 
 #[derive(Default)]
@@ -84,8 +76,8 @@ impl SentObjects {
             decoder,
             since,
             sent: HashMap::default(),
-            lists: 0,
             problems: ObjectProblems::new(),
+            list: PartialList::default(),
             wrong_policies: Vec::new(),
         }
     }
@@ -95,59 +87,73 @@ impl SentObjects {
         self.kind
     }
 
-    /// Begins a list. One that is not complete by then counts for nothing.
-    pub(super) fn begin_list(&mut self) -> PartialList {
-        self.lists += 1;
-        PartialList { number: self.lists, fresh: Vec::new(), problems: ObjectProblems::new() }
+    /// Begins a list. What one that was not complete has brought, and was not sent, is forgotten.
+    pub(super) fn begin_list(&mut self) {
+        self.list = PartialList { number: self.list.number + 1, ..PartialList::default() };
     }
 
-    /// Adds an object to a list.
-    pub(super) fn list(&mut self, list: &mut PartialList, found: &RawObject<'_>) {
+    /// Takes an object of the list.
+    pub(super) fn list(&mut self, found: &RawObject<'_>) {
         let mut reading = self.read(found);
-        let problems = take(&mut reading.problems);
-        note(&mut list.problems, reading.key(), problems);
+        let (number, problems) = (self.list.number, take(&mut reading.problems));
+        note(&mut self.list.problems, reading.key(), problems);
         let sent = reading.key().and_then(|key| self.sent.get_mut(key));
-        let sent = sent.map(|sent| (replace(&mut sent.list, list.number), sent.digest));
-        list.fresh.extend(reading.decoded.filter(|decoded| {
-            let is_sent = |(last, digest)| last != list.number && digest == decoded.digest;
+        let sent = sent.map(|sent| (replace(&mut sent.list, number), sent.digest));
+        self.list.fresh.extend(reading.decoded.filter(|decoded| {
+            let is_sent = |(last, digest)| last != number && digest == decoded.digest;
             !sent.is_some_and(is_sent)
         }));
     }
 
     /// Keeps an object whatever the list says of it: an answer has brought something newer.
-    pub(super) fn keep(&mut self, list: &mut PartialList, namespace: &str, name: &str) {
-        let key = ObjectKey::new(self.kind, namespace, name, self.decoder.node_name());
-        list.fresh.retain(|decoded| decoded.key != key);
+    pub(super) fn keep(&mut self, namespace: &str, name: &str) {
+        let key = self.key(namespace, name);
+        self.list.fresh.retain(|decoded| decoded.key != key);
         if let Some(sent) = self.sent.get_mut(&key) {
-            sent.list = list.number;
+            sent.list = self.list.number;
         }
     }
 
-    /// Takes the changes so far out of an incomplete list. What the list does not have yet may
+    /// Whether the list should be flushed.
+    pub(super) fn should_flush(&self) -> bool {
+        self.list.fresh.len() >= FLUSH_AFTER
+    }
+
+    /// Takes the changes so far out of the incomplete list. What the list does not have yet may
     /// still come, so nothing counts as gone.
-    pub(super) fn flush(&mut self, list: &mut PartialList) -> Vec<Event> {
-        let mut events = Vec::with_capacity(list.fresh.len());
-        for decoded in list.fresh.drain(..) {
-            self.push_events(decoded, list.number, &mut events);
+    pub(super) fn flush(&mut self) -> Vec<Event> {
+        let fresh = take(&mut self.list.fresh);
+        self.listed(fresh)
+    }
+
+    /// As [`Self::flush`], for one object.
+    pub(super) fn flush_one(&mut self, namespace: &str, name: &str) -> Vec<Event> {
+        let key = self.key(namespace, name);
+        let fresh = self.list.fresh.extract_if(.., |decoded| decoded.key == key).collect();
+        self.listed(fresh)
+    }
+
+    fn listed(&mut self, fresh: Vec<DecodedObject>) -> Vec<Event> {
+        let mut events = Vec::with_capacity(fresh.len());
+        for decoded in fresh {
+            self.push_events(decoded, self.list.number, &mut events);
         }
         events
     }
 
     /// The list is complete. Returns what changed, as one batch. Objects that were sent and are not
     /// in the list are gone.
-    pub(super) fn complete(&mut self, list: PartialList) -> Vec<Event> {
-        let PartialList { number, fresh, problems } = list;
-        let mut events = Vec::with_capacity(fresh.len());
+    pub(super) fn complete(&mut self) -> Vec<Event> {
+        let mut events = Vec::with_capacity(self.list.fresh.len());
         self.sent.retain(|key, sent| {
-            let stays = sent.list == number;
+            let stays = sent.list == self.list.number;
             if !stays {
                 events.push(key.gone());
             }
             stays
         });
-        for decoded in fresh {
-            self.push_events(decoded, number, &mut events);
-        }
+        events.append(&mut self.flush());
+        let problems = take(&mut self.list.problems);
         for (key, lines) in &problems {
             self.note_new(key.as_ref(), lines);
         }
@@ -163,6 +169,8 @@ impl SentObjects {
         note(&mut self.problems, reading.key(), problems);
         let mut events = Vec::new();
         if let Some(decoded) = reading.decoded {
+            // What a list that is not complete has of it is older.
+            self.list.fresh.retain(|listed| listed.key != decoded.key);
             let sent = self.sent.get(&decoded.key).map(|sent| (sent.list, sent.digest));
             if sent.is_none_or(|(_, digest)| digest != decoded.digest) {
                 let list = sent.map_or(0, |(list, _)| list);
@@ -217,6 +225,10 @@ impl SentObjects {
         if !lines.is_empty() && before != lines {
             self.wrong_policies.push(WrongPolicy { policy, text: lines.join("\n") });
         }
+    }
+
+    fn key(&self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey::new(self.kind, namespace, name, self.decoder.node_name())
     }
 
     fn read(&mut self, found: &RawObject<'_>) -> Reading {

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::index::{PartialList, SentObjects};
+use super::index::SentObjects;
 use denizen_model::{Event, OtherNode, ServiceName};
 use denizen_object::{Decoder, ObjectKind, RawObject};
 
@@ -45,8 +45,8 @@ fn slice(name: &str, triggered: &str) -> String {
     .to_string()
 }
 
-fn list_one(index: &mut SentObjects, list: &mut PartialList, object: &str) {
-    index.list(list, &RawObject::json(index.kind(), object));
+fn list_one(index: &mut SentObjects, object: &str) {
+    index.list(&RawObject::json(index.kind(), object));
 }
 
 fn changed(index: &mut SentObjects, object: &str) -> Vec<Event> {
@@ -58,9 +58,9 @@ fn deleted(index: &mut SentObjects, object: &str) -> Vec<Event> {
 }
 
 fn listed(index: &mut SentObjects, objects: &[String]) -> Vec<Event> {
-    let mut list = index.begin_list();
-    objects.iter().for_each(|object| list_one(index, &mut list, object));
-    index.complete(list)
+    index.begin_list();
+    objects.iter().for_each(|object| list_one(index, object));
+    index.complete()
 }
 
 fn problems(index: &SentObjects) -> Vec<String> {
@@ -110,9 +110,8 @@ fn the_last_of_two_objects_with_one_name_counts() {
 fn an_incomplete_list_changes_nothing() {
     let mut index = index(ObjectKind::Service);
     listed(&mut index, &[service(1, 1)]);
-    let mut half = index.begin_list();
-    list_one(&mut index, &mut half, &service(1, 2));
-    drop(half);
+    index.begin_list();
+    list_one(&mut index, &service(1, 2));
     assert_eq!(listed(&mut index, &[service(1, 1)]), []);
 }
 
@@ -204,9 +203,9 @@ fn other_nodes_are_told_from_this_one_where_they_are_wanted() {
     assert!(matches!(changed(&mut index, &node(NODE, "10.1.1.0/24"))[..], [Event::Node(Some(_))]));
     assert_eq!(deleted(&mut index, &node("another", "10.1.2.0/24")), std::slice::from_ref(&gone));
     assert_eq!(changed(&mut index, &node("another", "10.1.3.0/24")), [other("10.1.3.0/24")]);
-    let mut list = index.begin_list();
-    list_one(&mut index, &mut list, &node(NODE, "10.1.1.0/24"));
-    assert_eq!(index.complete(list), [gone]);
+    index.begin_list();
+    list_one(&mut index, &node(NODE, "10.1.1.0/24"));
+    assert_eq!(index.complete(), [gone]);
     assert!(index.lacks_own_node().is_none());
 }
 
@@ -259,12 +258,13 @@ proptest! {
                     None => continue,
                 },
                 WatchStep::List => {
-                    let (mut list, mut events) = (index.begin_list(), Vec::new());
+                    index.begin_list();
+                    let mut events = Vec::new();
                     for (name, variant) in &exist {
-                        list_one(&mut index, &mut list, &service(*name, *variant));
-                        events.extend(index.flush(&mut list));
+                        list_one(&mut index, &service(*name, *variant));
+                        events.extend(index.flush());
                     }
-                    events.extend(index.complete(list));
+                    events.extend(index.complete());
                     events
                 }
                 WatchStep::Away(meanwhile) => {

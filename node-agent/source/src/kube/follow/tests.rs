@@ -33,8 +33,8 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
     };
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {
-        let list = follower.index.begin_list();
-        follower.complete(list, version.to_owned()).await.unwrap();
+        follower.index.begin_list();
+        follower.complete(version.to_owned()).await.unwrap();
         sent.recv().await.unwrap();
     }
     (follower, sent)
@@ -56,12 +56,12 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
             [("", "nothing was listed before", 300), ("7", "it was", PODS)]
         {
             let (mut follower, mut sent) = listed(version).await;
-            let mut list = follower.index.begin_list();
+            follower.index.begin_list();
             for number in 0..PODS {
-                follower.take_listed(&mut list, Object::Json(&pod(number))).await.unwrap();
+                follower.take_listed(Object::Json(&pod(number))).await.unwrap();
             }
             let early = sent.len();
-            follower.complete(list, "8".to_owned()).await.unwrap();
+            follower.complete("8".to_owned()).await.unwrap();
             assert_eq!(early > 0, version.is_empty(), "{first}");
             let mut names = std::collections::BTreeSet::new();
             while let Ok(events) = sent.try_recv() {
@@ -81,21 +81,20 @@ fn a_large_first_list_is_sent_in_parts_and_any_other_as_one_change() {
 fn what_only_a_list_that_broke_off_had_is_gone() {
     in_runtime(async {
         let (mut follower, mut sent) = listed("").await;
-        let mut broken = follower.index.begin_list();
+        follower.index.begin_list();
         for number in 0..300 {
-            follower.take_listed(&mut broken, Object::Json(&pod(number))).await.unwrap();
+            follower.take_listed(Object::Json(&pod(number))).await.unwrap();
         }
-        drop(broken);
         let brought = sent.recv().await.unwrap();
         let Event::ClusterPod(gone, Some(_)) = &brought[0] else { panic!("{brought:?}") };
-        let mut list = follower.index.begin_list();
+        follower.index.begin_list();
         for number in 0..300 {
             let pod = pod(number);
             if !pod.contains(&format!("\"{}\"", gone.name)) {
-                follower.take_listed(&mut list, Object::Json(&pod)).await.unwrap();
+                follower.take_listed(Object::Json(&pod)).await.unwrap();
             }
         }
-        follower.complete(list, "8".to_owned()).await.unwrap();
+        follower.complete("8".to_owned()).await.unwrap();
         let events = sent.recv().await.unwrap();
         assert_eq!(events[0], Event::ClusterPod(gone.clone(), None));
     });
@@ -138,11 +137,11 @@ fn a_list_that_is_older_than_an_answer_takes_nothing_back() {
         follower.take_answer(&ObjectAnswer { encoding, body, _untaken: None }).await.unwrap();
         assert!(matches!(&sent.recv().await.unwrap()[..], [Event::ClusterPod(_, Some(_))]));
         for objects in [&[pod(1), pod(2)][..], &[pod(2)]] {
-            let mut list = follower.index.begin_list();
+            follower.index.begin_list();
             for pod in objects {
-                follower.take_listed(&mut list, Object::Json(pod)).await.unwrap();
+                follower.take_listed(Object::Json(pod)).await.unwrap();
             }
-            follower.complete(list, "8".to_owned()).await.unwrap();
+            follower.complete("8".to_owned()).await.unwrap();
             while let Ok(events) = sent.try_recv() {
                 let of_first = |event: &&Event| {
                     let Event::ClusterPod(name, _) = event else { return false };
@@ -150,6 +149,61 @@ fn a_list_that_is_older_than_an_answer_takes_nothing_back() {
                 };
                 assert_eq!(events.iter().find(of_first), None);
             }
+        }
+    });
+}
+
+/// A list and an answer about one of its objects arrive at the same time: the newest state stays,
+/// whichever comes first, and whether or not the list's has been sent.
+#[test]
+fn of_a_list_and_an_answer_that_cross_the_newer_counts() {
+    let of_version = |version: u8| {
+        let metadata = json!({ "name": "web", "namespace": "shop",
+                               "resourceVersion": version.to_string() });
+        json!({ "metadata": metadata, "status": { "podIP": format!("10.0.0.{version}") } })
+    };
+    in_runtime(async {
+        for (version, sent_early, in_list, answered) in [
+            ("", false, 5, 7),
+            ("", false, 7, 5),
+            ("", true, 5, 7),
+            ("", true, 7, 5),
+            ("4", false, 5, 7),
+            ("4", false, 7, 5),
+        ] {
+            let case = format!("{version:?} {sent_early} {in_list} {answered}");
+            let (mut follower, mut sent) = listed(version).await;
+            let (_reads, answers) = mpsc::channel(1);
+            follower.answers = answers;
+            let mut known = None;
+            let mut latest = || {
+                while let Ok(events) = sent.try_recv() {
+                    for event in events {
+                        let Event::ClusterPod(name, pod) = event else { continue };
+                        if &*name.name == "web" {
+                            known = pod.map(|pod| pod.ips[0].to_string());
+                        }
+                    }
+                }
+                known.clone()
+            };
+            follower.version = None;
+            follower.index.begin_list();
+            follower.take_listed(Object::Json(&of_version(in_list).to_string())).await.unwrap();
+            for number in 0..if sent_early { 300 } else { 0 } {
+                follower.take_listed(Object::Json(&pod(number))).await.unwrap();
+            }
+            assert_eq!(latest().is_some(), sent_early, "{case}");
+            let (encoding, body) = (Encoding::Json, of_version(answered).to_string().into());
+            let answer = ObjectAnswer { encoding, body, _untaken: None };
+            follower.take_answer(&answer).await.unwrap();
+            let newest = format!("10.0.0.{}", in_list.max(answered));
+            assert_eq!(latest().as_ref(), Some(&newest), "{case}: an ADD waits for it");
+            for number in 300..600 {
+                follower.take_listed(Object::Json(&pod(number))).await.unwrap();
+            }
+            follower.complete((in_list + 1).to_string()).await.unwrap();
+            assert_eq!(latest().as_ref(), Some(&newest), "{case}");
         }
     });
 }
