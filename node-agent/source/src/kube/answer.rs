@@ -1,7 +1,9 @@
 //! Answers to reads of single objects, which may be newer or older than the watch of their kind.
 
 use std::collections::HashMap;
+use std::hash::BuildHasher;
 
+use foldhash::quality::RandomState;
 use tokio::sync::oneshot;
 
 use super::envelope::{Encoding, Object, ObjectMetadata, objects};
@@ -21,14 +23,12 @@ pub(super) struct ObjectAnswer {
 /// earlier object of this name, and a list may be of a time before the answer.
 #[derive(Debug, Default)]
 pub(super) struct AnsweredVersions {
-    ahead: Versions,
-    /// What the list that is arriving has brought. It may be newer than an answer that was on its
-    /// way.
-    listed: Versions,
+    ahead: HashMap<(String, String), u64>,
+    /// What the list that is arriving has brought, by a hash of namespace and name: it may have very
+    /// many objects. One may be newer than an answer that was on its way.
+    listed: HashMap<u64, u64>,
+    hasher: RandomState,
 }
-
-/// By namespace and name.
-type Versions = HashMap<(String, String), u64>;
 
 /// What an answer says of an object.
 #[derive(Debug)]
@@ -55,13 +55,13 @@ impl AnsweredVersions {
             if version <= watched {
                 continue;
             }
-            let name = name(&metadata);
-            if version <= self.listed.get(&name).copied() {
+            let listed = self.listed.get(&self.listed_key(&metadata)).copied();
+            if version <= listed {
                 news.push(Answered::Listed(metadata));
                 continue;
             }
             if let Some(version) = version {
-                self.ahead.insert(name, version);
+                self.ahead.insert(name(&metadata), version);
             }
             news.push(Answered::News(object));
         }
@@ -70,7 +70,7 @@ impl AnsweredVersions {
 
     /// A list begins.
     pub(super) fn forget_list(&mut self) {
-        self.listed = Versions::default();
+        self.listed = HashMap::new();
     }
 
     /// Notes the version of an object in a list, in case an answer about it is on its way.
@@ -78,8 +78,12 @@ impl AnsweredVersions {
         if let Some(metadata) = object.metadata()
             && let Some(version) = number(&metadata.resource_version)
         {
-            self.listed.insert(name(&metadata), version);
+            self.listed.insert(self.listed_key(&metadata), version);
         }
+    }
+
+    fn listed_key(&self, object: &ObjectMetadata<'_>) -> u64 {
+        self.hasher.hash_one((&*object.namespace, &*object.name))
     }
 
     /// Whether an answer has brought what the watch brings now, or something newer.
