@@ -7,13 +7,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use denizen_fixture::protobuf;
-use denizen_tests::bench::objects::{self, REPLICAS, service, slice, tier};
+use denizen_tests::bench::objects::{self, LOCAL, REPLICAS, service, slice, tier};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
-
-/// The pod whose deletion ends the changes.
-const LAST: usize = 0;
 
 /// What the server has.
 #[derive(Debug, Clone, Copy)]
@@ -92,11 +89,18 @@ fn serve(stream: TcpStream, cluster: ServedCluster) -> std::io::Result<()> {
     let content_type =
         if in_protobuf { "application/vnd.kubernetes.protobuf" } else { "application/json" };
     let mut to = BufWriter::with_capacity(1 << 16, stream);
-    write!(to, "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n")?;
-    to.write_all(if gzip { b"content-encoding: gzip\r\n\r\n" } else { b"\r\n" })?;
     let asked = |plural: &str| request.contains(&format!("/{plural}?"));
     let Some((_, version, kind, count, make)) = KINDS.into_iter().find(|kind| asked(kind.0)) else {
+        to.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")?;
         return to.flush();
+    };
+    write!(to, "HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\nconnection: close\r\n")?;
+    to.write_all(if gzip { b"content-encoding: gzip\r\n\r\n" } else { b"\r\n" })?;
+    // The field selector of the pods of one node.
+    let of_node = request.contains("spec.nodeName");
+    let cluster = match of_node {
+        true => ServedCluster { pods: cluster.pods.min(LOCAL), updates: 0, ..cluster },
+        false => cluster,
     };
     if !request.contains("watch=true") {
         let objects = (0..count(cluster)).map(|number| make(cluster, number));
@@ -122,7 +126,7 @@ fn serve(stream: TcpStream, cluster: ServedCluster) -> std::io::Result<()> {
         for update in 1..=updates {
             send("MODIFIED", pod(cluster, update % pods, update))?;
         }
-        send("DELETED", pod(cluster, LAST, updates))?;
+        send("DELETED", pod(cluster, pods - 1, updates))?;
     }
     to.flush()?;
     std::thread::sleep(Duration::from_secs(3600));

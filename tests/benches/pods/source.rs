@@ -10,7 +10,7 @@ use anyhow::{Result, bail, ensure};
 use denizen_model::{Event, Listing, Model, ModelChange};
 use denizen_source::Features;
 use denizen_source::kube::access::{Access, Credentials};
-use denizen_source::kube::{self, KubeConfig, PolicyReads, SharedClient};
+use denizen_source::kube::{self, KubeConfig, PodScope, PodScopes, PolicyReads, SharedClient};
 use denizen_tests::bench::objects::NODE;
 use denizen_tests::bench::{Memory, megabytes, own_program, processor_time};
 use tokio::sync::{mpsc, watch};
@@ -62,13 +62,14 @@ pub fn follow(kubeconfig: &Path, services: bool) -> Result<ExitCode> {
         let (report, _wrong) = mpsc::channel(64);
         let ((_read, requests), (done, _done)) = (mpsc::channel(1), mpsc::channel(1));
         let reads = PolicyReads { requests, done };
+        let (_scope, wanted) = watch::channel(Some(PodScope::All));
         let credentials = Credentials::Kubeconfig(kubeconfig.to_owned());
         let config = KubeConfig {
             client: SharedClient::new(Access { credentials, server: None }),
             node_name: NODE.into(),
             since: "2026-01-01T00:00:00Z".parse()?,
             features: Features { services, network_policy: !services, other_nodes: false },
-            pods: None,
+            pods: Some(PodScopes { wanted, nodes: None }),
         };
         let (begun, used) = (Instant::now(), processor_time()?);
         let followed = kube::start(&config, &names, reads, &report, &send);
