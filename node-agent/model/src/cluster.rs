@@ -42,7 +42,7 @@ impl<'a> ClusterFacts<'a> {
     }
 
     pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
-        self.model.cluster_pods.get(name).filter(|pod| !pod.host_network)
+        self.model.cluster_pods.get(name).map(|pod| &**pod).filter(|pod| !pod.host_network)
     }
 
     /// The object of a recorded pod, if it is this very pod's and not that of one of the same name.
@@ -53,7 +53,7 @@ impl<'a> ClusterFacts<'a> {
 
     /// Every pod, by name.
     pub fn pods(&self) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
-        self.model.cluster_pods.values().filter(|pod| !pod.host_network)
+        self.model.cluster_pods.values().map(|pod| &**pod).filter(|pod| !pod.host_network)
     }
 
     pub fn policy(&self, name: &PolicyName) -> Option<&'a NetworkPolicy> {

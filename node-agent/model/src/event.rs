@@ -91,7 +91,7 @@ pub enum Event {
     Namespace(Arc<str>, Option<Namespace>),
     /// The state of a pod of the cluster; `None` if it is gone, has ended, or uses its node's
     /// network.
-    ClusterPod(PodName, Option<ClusterPod>),
+    ClusterPod(PodName, Option<Arc<ClusterPod>>),
     /// Which pods of the cluster are known completely. Without it, those of a complete list are
     /// all.
     PodCoverage(PodCoverage),

@@ -20,6 +20,7 @@ mod pod_coverage;
 mod range;
 mod service;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -77,7 +78,7 @@ pub struct Model {
     addresses: Vec<NodeAddress>,
     links: NodeLinks,
     namespaces: BTreeMap<Arc<str>, Namespace>,
-    cluster_pods: BTreeMap<PodName, ClusterPod>,
+    cluster_pods: BTreeMap<PodName, Arc<ClusterPod>>,
     pod_coverage: PodCoverage,
     host_addresses: HostAddresses,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
@@ -292,20 +293,26 @@ impl Model {
     fn apply_cluster_pod(
         &mut self,
         name: PodName,
-        pod: Option<ClusterPod>,
+        pod: Option<Arc<ClusterPod>>,
         change: &mut ModelChange,
     ) {
-        let before = self.cluster_pods.get(&name);
-        if before == pod.as_ref() {
+        let before = match &pod {
+            None => self.cluster_pods.remove(&name),
+            Some(pod) => match self.cluster_pods.entry(name.clone()) {
+                Entry::Vacant(entry) => {
+                    entry.insert(pod.clone());
+                    None
+                }
+                Entry::Occupied(mut entry) => Some(entry.insert(pod.clone())),
+            },
+        };
+        if before == pod {
             return;
         }
-        let ips =
-            |pod: Option<&ClusterPod>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
-        change.node_addresses |= self.host_addresses.replace(&ips(before), &ips(pod.as_ref()));
-        match pod {
-            Some(pod) => drop(self.cluster_pods.insert(name.clone(), pod)),
-            None => drop(self.cluster_pods.remove(&name)),
-        }
+        let ips = |pod: &Option<Arc<ClusterPod>>| {
+            pod.as_ref().map(|pod| pod.host_ips.clone()).unwrap_or_default()
+        };
+        change.node_addresses |= self.host_addresses.replace(&ips(&before), &ips(&pod));
         change.cluster_pods.insert(name);
     }
 

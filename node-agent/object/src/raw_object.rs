@@ -1,6 +1,7 @@
 //! An object as it was written, and its conversion to the model's terms.
 
 use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -149,7 +150,7 @@ impl<'a> RawObject<'a> {
                 let (name, pod) = pod(&self.typed()?, decoder, warnings)?;
                 let digest = decoder.digests.hash_one(&pod);
                 let key = ObjectKey::Pod(name.clone());
-                let event = Event::ClusterPod(name, pod);
+                let event = Event::ClusterPod(name, pod.map(Arc::new));
                 return Ok(Some(DecodedObject { key, digest, event, triggered }));
             }
             ObjectKind::ClusterNetworkPolicy => {

@@ -181,7 +181,7 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
         additional: [].into(),
         here: is_here.then(|| SandboxUids { uid: format!("{n}").into(), config_hash: None }),
     };
-    Event::ClusterPod(name, Some(pod))
+    Event::ClusterPod(name, Some(pod.into()))
 }
 
 /// What has this label.

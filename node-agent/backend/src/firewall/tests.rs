@@ -129,7 +129,7 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
             // changes ends elsewhere than another.
             let content = content.or((namespace == 0).then_some((0, 0)));
             let pod = content.map(|(label, web)| cluster_pod(namespace, name, label, web));
-            vec![Event::ClusterPod(pod_name(namespace, name), pod)]
+            vec![Event::ClusterPod(pod_name(namespace, name), pod.map(Arc::new))]
         },
     );
     let namespace = (0..2_u8, 0..3_u8).prop_map(|(namespace, label)| {

@@ -20,7 +20,7 @@ fn pod(number: u32) -> Event {
         additional: [].into(),
         here: None,
     };
-    Event::ClusterPod(name, Some(pod))
+    Event::ClusterPod(name, Some(pod.into()))
 }
 
 fn recorded() -> Event {

@@ -70,14 +70,14 @@ impl ImpactInputs {
             if let Event::ClusterPod(name, Some(pod)) = &event
                 && !pod.host_network
             {
-                pods.insert(name.clone(), selector_keys.reduced(pod.clone()));
+                pods.insert(name.clone(), selector_keys.reduced((**pod).clone()));
             } else {
                 facts.events.push(event);
             }
         }
         facts.group(&mut pods);
-        let pods = pods.into_iter().map(|(name, pod)| Event::ClusterPod(name, Some(pod)));
-        facts.events.extend(pods);
+        let pods = pods.into_iter();
+        facts.events.extend(pods.map(|(name, pod)| Event::ClusterPod(name, Some(pod.into()))));
         facts.events.extend(Listing::FIREWALL.map(Event::Listed));
         facts
     }

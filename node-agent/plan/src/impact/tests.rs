@@ -25,7 +25,7 @@ fn pod(name: &str, address: &str, app: &str) -> Event {
         additional: [].into(),
         here: None,
     };
-    Event::ClusterPod(name, Some(pod))
+    Event::ClusterPod(name, Some(pod.into()))
 }
 
 fn app(value: &str) -> Selector {

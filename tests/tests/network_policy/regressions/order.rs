@@ -1,5 +1,6 @@
 //! Facts that come in another order than they arose, or change.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -79,21 +80,19 @@ fn a_late_deletion_takes_nothing_from_the_address_next_owner() -> Result<()> {
         .ingress([PolicyRule::from([from_y])])]);
     world.pods[2] = pod("y", "a", 1, YA);
     let old = PodName { namespace: "y".into(), name: "old".into() };
-    let claims = Event::ClusterPod(
-        old.clone(),
-        Some(ClusterPod {
-            name: old.clone(),
-            labels: Labels::from_iter([("pod", "old")]),
-            ips: super::small::addresses(YA).into(),
-            ports: [].into(),
-            created: 0,
-            ends: None,
-            host_network: false,
-            host_ips: [].into(),
-            additional: [].into(),
-            here: None,
-        }),
-    );
+    let pod = ClusterPod {
+        name: old.clone(),
+        labels: Labels::from_iter([("pod", "old")]),
+        ips: super::small::addresses(YA).into(),
+        ports: [].into(),
+        created: 0,
+        ends: None,
+        host_network: false,
+        host_ips: [].into(),
+        additional: [].into(),
+        here: None,
+    };
+    let claims = Event::ClusterPod(old.clone(), Some(pod.into()));
     let gone = || vec![Event::ClusterPod(old.clone(), None)];
     let before = |events: Vec<Event>| vec![vec![claims.clone()], events, gone(), gone()];
     let after = |events: Vec<Event>| vec![events, vec![claims.clone()], gone(), gone()];
@@ -114,7 +113,7 @@ fn a_static_pod_is_known_by_its_hash() -> Result<()> {
         move |mut events: Vec<Event>| {
             for event in &mut events {
                 let Event::ClusterPod(_, Some(pod)) = event else { continue };
-                let Some(here) = &mut pod.here else { continue };
+                let Some(here) = &mut Arc::make_mut(pod).here else { continue };
                 let sandbox = std::mem::replace(&mut here.uid, "of-the-mirror".into());
                 here.config_hash = with_hash.then_some(sandbox);
             }

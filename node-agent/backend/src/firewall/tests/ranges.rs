@@ -75,8 +75,9 @@ fn thousands_of_ranges_come_change_and_go_within_a_second() {
         for kind in [0, 2, 3] {
             let mut planner = Planner::new(with_firewall(), CAPABLE);
             let mut firewall = Firewall::new(Kernel::open().unwrap());
-            let all =
-                |name| vec![Event::ClusterPod(pod_name(0, name), Some(cluster_pod(0, name, 0, 0)))];
+            let all = |name| {
+                vec![Event::ClusterPod(pod_name(0, name), Some(cluster_pod(0, name, 0, 0).into()))]
+            };
             planner.apply([listed(), all(0), all(1)].concat());
             change(&mut planner, &mut firewall, vec![isolating(), Event::Pods(recorded(3))]);
             let mut identities = 0;

@@ -92,7 +92,7 @@ fn policies_of_one_priority_are_named() {
     let mut planner = Planner::new(with_firewall(), CAPABLE);
     planner.apply(listed());
     planner.apply(vec![Event::Pods(recorded(1))]);
-    planner.apply(vec![Event::ClusterPod(pod_name(0, 0), Some(cluster_pod(0, 0, 1, 0)))]);
+    planner.apply(vec![Event::ClusterPod(pod_name(0, 0), Some(cluster_pod(0, 0, 1, 0).into()))]);
     let some = || vec![deny(vec![peer(2, 0)])];
     for (name, tier, label, rules) in [
         ("d", Tier::Admin, 0, [some(), some()]),
@@ -122,7 +122,7 @@ fn policies_about_no_pod_of_this_node_change_no_byte() {
     planner.apply(vec![isolating(), Event::Pods(recorded(7))]);
     for (namespace, name) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)] {
         let pod = cluster_pod(namespace, name, name, 1);
-        planner.apply(vec![Event::ClusterPod(pod_name(namespace, name), Some(pod))]);
+        planner.apply(vec![Event::ClusterPod(pod_name(namespace, name), Some(pod.into()))]);
     }
     for name in NAMESPACES {
         let namespace =

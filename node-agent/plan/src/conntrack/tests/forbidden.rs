@@ -60,7 +60,7 @@ fn client_is_a_pod() -> Event {
         additional: [].into(),
         here: None,
     };
-    Event::ClusterPod(name, Some(pod))
+    Event::ClusterPod(name, Some(pod.into()))
 }
 
 fn listed() -> Vec<Event> {

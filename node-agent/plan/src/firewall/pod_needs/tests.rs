@@ -59,7 +59,7 @@ fn pod(namespace: &str, name: &str, address: &str, app: &str, http: u16, is_here
         additional: [].into(),
         here,
     };
-    Event::ClusterPod(name, Some(pod))
+    Event::ClusterPod(name, Some(pod.into()))
 }
 
 fn own_pods() -> Vec<Event> {

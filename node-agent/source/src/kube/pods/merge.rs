@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use denizen_model::{ClusterPod, Event, PodName};
+use foldhash::quality::RandomState;
 
 use super::StreamScope;
 
@@ -27,9 +28,9 @@ pub(super) struct PodMerge {
     ending: BTreeSet<(i64, PodName)>,
 }
 
-/// The pods of other nodes that a stream has. The model has copies of those about which the stream
-/// decides; labels, ports and nodes' addresses are shared with these.
-type PodView = HashMap<PodName, ClusterPod>;
+/// The pods of other nodes that a stream has. The model has those about which the stream decides,
+/// and no second copy of them.
+type PodView = HashMap<PodName, Arc<ClusterPod>, RandomState>;
 
 impl PodMerge {
     /// Takes what a stream brings at `now`, in seconds since 1970. Returns what the model gets.
@@ -50,7 +51,7 @@ impl PodMerge {
 
     /// Takes a change of this node's stream. If the pod is gone, another node may have one of the
     /// same name by now.
-    fn take_own(&mut self, name: PodName, pod: Option<ClusterPod>, now: i64) -> Option<Event> {
+    fn take_own(&mut self, name: PodName, pod: Option<Arc<ClusterPod>>, now: i64) -> Option<Event> {
         // An answer about a single pod may be about one of another node; and of host-network pods
         // only the node's addresses count, which are known here.
         let pod = pod.filter(|pod| pod.here.is_some());
@@ -66,7 +67,7 @@ impl PodMerge {
         &mut self,
         from: &StreamScope,
         name: PodName,
-        pod: Option<ClusterPod>,
+        pod: Option<Arc<ClusterPod>>,
         now: i64,
     ) -> Option<Event> {
         // This node's own stream decides about its pods. Other streams may show older states.
@@ -85,7 +86,7 @@ impl PodMerge {
         if !decides || before == pod {
             return None;
         }
-        let ends = |pod: &Option<ClusterPod>| pod.as_ref().and_then(|pod| pod.ends);
+        let ends = |pod: &Option<Arc<ClusterPod>>| pod.as_ref().and_then(|pod| pod.ends);
         self.note_end(&name, ends(&before), ends(&pod));
         Some(Event::ClusterPod(name, pod))
     }
@@ -165,7 +166,7 @@ impl PodMerge {
     /// Adds the stream of all pods. It leads if no namespace has a stream.
     pub fn add_all(&mut self) {
         if self.all.is_none() {
-            self.all = Some(PodView::new());
+            self.all = Some(PodView::default());
             self.all_leads = self.namespaces.is_empty();
             if self.all_leads {
                 self.ending.clear();

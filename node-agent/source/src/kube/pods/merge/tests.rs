@@ -13,8 +13,8 @@ fn name(namespace: &str, name: &str) -> PodName {
     PodName { namespace: namespace.into(), name: name.into() }
 }
 
-fn pod(name: &PodName, state: u8, is_here: bool, ends: Option<i64>) -> ClusterPod {
-    ClusterPod {
+fn pod(name: &PodName, state: u8, is_here: bool, ends: Option<i64>) -> Arc<ClusterPod> {
+    let pod = ClusterPod {
         name: name.clone(),
         labels: Labels::from_iter([("state", &*state.to_string())]),
         ips: [IpAddr::from([10, 0, 0, state])].into(),
@@ -25,7 +25,8 @@ fn pod(name: &PodName, state: u8, is_here: bool, ends: Option<i64>) -> ClusterPo
         host_ips: [].into(),
         additional: [].into(),
         here: is_here.then(|| SandboxUids { uid: "u".into(), config_hash: None }),
-    }
+    };
+    pod.into()
 }
 
 fn of(namespace: &str) -> StreamScope {
@@ -35,7 +36,7 @@ fn of(namespace: &str) -> StreamScope {
 fn shown(
     merge: &mut PodMerge,
     from: &StreamScope,
-    pod: Option<ClusterPod>,
+    pod: Option<Arc<ClusterPod>>,
     name: &PodName,
 ) -> bool {
     !merge.apply(from, vec![Event::ClusterPod(name.clone(), pod)], 0).is_empty()
@@ -128,7 +129,7 @@ fn a_namespace_waits_for_all_pods_that_are_awaited() {
 #[derive(Debug, Clone)]
 struct Happened {
     name: PodName,
-    pod: Option<ClusterPod>,
+    pod: Option<Arc<ClusterPod>>,
 }
 
 /// What is done with the streams.
@@ -186,7 +187,7 @@ struct Streams {
     history: Vec<Happened>,
     at: BTreeMap<StreamScope, usize>,
     merge: PodMerge,
-    model: BTreeMap<PodName, ClusterPod>,
+    model: BTreeMap<PodName, Arc<ClusterPod>>,
 }
 
 impl Streams {
@@ -208,8 +209,8 @@ impl Streams {
         }
     }
 
-    fn is_in(scope: &StreamScope, happened: &Happened, before: Option<&ClusterPod>) -> bool {
-        let is_here = |pod: &ClusterPod| pod.here.is_some();
+    fn is_in(scope: &StreamScope, happened: &Happened, before: Option<&Arc<ClusterPod>>) -> bool {
+        let is_here = |pod: &Arc<ClusterPod>| pod.here.is_some();
         match scope {
             StreamScope::All => true,
             StreamScope::PodsOf(namespace) => happened.name.namespace == *namespace,
@@ -283,12 +284,13 @@ impl Streams {
         }
         let covered: BTreeSet<Arc<str>> = self.merge.namespaces.keys().cloned().collect();
         let own = self.merge.own.clone();
-        let known = |model: &BTreeMap<PodName, ClusterPod>| -> BTreeMap<PodName, ClusterPod> {
-            let both = model
-                .iter()
-                .filter(|(name, _)| covered.contains(&name.namespace) || own.contains(*name));
-            both.map(|(name, pod)| (name.clone(), pod.clone())).collect()
-        };
+        let known =
+            |model: &BTreeMap<PodName, Arc<ClusterPod>>| -> BTreeMap<PodName, Arc<ClusterPod>> {
+                let both = model
+                    .iter()
+                    .filter(|(name, _)| covered.contains(&name.namespace) || own.contains(*name));
+                both.map(|(name, pod)| (name.clone(), pod.clone())).collect()
+            };
         let before = known(&self.model);
         let events = match to_all {
             true => self.merge.lead_by_all(0),
@@ -308,7 +310,7 @@ impl Streams {
     }
 
     /// What should be known when all streams have brought everything.
-    fn expected(&self) -> BTreeMap<PodName, ClusterPod> {
+    fn expected(&self) -> BTreeMap<PodName, Arc<ClusterPod>> {
         let mut there = BTreeMap::new();
         for Happened { name, pod } in &self.history {
             match pod {
@@ -316,7 +318,7 @@ impl Streams {
                 None => drop(there.remove(name)),
             }
         }
-        let is_known = |name: &PodName, pod: &ClusterPod| {
+        let is_known = |name: &PodName, pod: &Arc<ClusterPod>| {
             pod.here.is_some()
                 || self.at.contains_key(&StreamScope::All)
                 || self.at.contains_key(&StreamScope::PodsOf(name.namespace.clone()))
