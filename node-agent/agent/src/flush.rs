@@ -40,8 +40,12 @@ const SECOND_SEARCH: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
 /// reader pauses for as long as the search took. A change is thus searched for within 200 ms,
-/// however many follow it.
+/// however many follow it, unless it concerns only [`SYNS_REST`].
 const SHORTEST_REST: Duration = Duration::from_millis(50);
+/// The minimum pause before a search for nothing but unanswered SYNs. A client repeats a SYN after a
+/// second at the earliest, and the kernel walks its whole table for each search: 10 ms even if that
+/// is empty.
+const SYNS_REST: Duration = Duration::from_millis(500);
 /// The maximum pause.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Pieces that may wait for the loop before the reader waits.
@@ -66,6 +70,8 @@ pub struct Flush {
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
     rested: Instant,
+    /// The same for what concerns only unanswered SYNs.
+    syns_rested: Instant,
     last_sync: Option<LastSync>,
     flushed: u64,
     problem: Option<String>,
@@ -89,6 +95,8 @@ struct Fresh {
     due: Instant,
     /// The entries that it may have made stale.
     candidates: StaleCandidates,
+    /// Whether these are nothing but unanswered SYNs.
+    are_syns: bool,
     /// The sync to report after the search.
     sync: Option<LastSync>,
 }
@@ -140,6 +148,7 @@ impl Flush {
             forbidden: HashSet::new(),
             owed: None,
             rested: Instant::now(),
+            syns_rested: Instant::now(),
             last_sync: None,
             flushed: 0,
             problem: None,
@@ -198,7 +207,8 @@ impl Flush {
         if let Some(marked) = candidates.take_marked_before() {
             self.again.push_front((due, marked));
         }
-        self.fresh.push_back(Fresh { due, candidates, sync: Some(sync) });
+        let are_syns = candidates.are_syns() && !is_urgent;
+        self.fresh.push_back(Fresh { due, candidates, are_syns, sync: Some(sync) });
         self.report_syncs();
     }
 
@@ -243,7 +253,9 @@ impl Flush {
         // If a first search is pending, it serves as the second one for earlier changes too.
         let fresh = self.fresh.front().map(|fresh| fresh.due);
         let again = self.again.front().map(|(due, _)| *due);
-        fresh.or(again).map(|due| due.max(self.rested))
+        let are_syns = !self.fresh.is_empty() && self.fresh.iter().all(|fresh| fresh.are_syns);
+        let rested = if are_syns { self.syns_rested } else { self.rested };
+        fresh.or(again).map(|due| due.max(rested))
     }
 
     /// Executes a step. `awaited`: the addresses of pods whose ADDs wait. Returns the addresses
@@ -329,7 +341,9 @@ impl Flush {
         let took = search.begun.elapsed();
         self.waiting.retain(|entry, _| !search.candidates.concern(entry));
         self.waiting.extend(search.waiting);
-        self.rested = Instant::now() + took.clamp(SHORTEST_REST, LONGEST_REST);
+        let now = Instant::now();
+        self.rested = now + took.clamp(SHORTEST_REST, LONGEST_REST);
+        self.syns_rested = self.rested.max(now + SYNS_REST);
         let (treated, problem) = match done {
             Ok(finished_search) => {
                 self.conntrack = Some(finished_search.conntrack);
@@ -361,6 +375,7 @@ impl Flush {
             self.fresh.push_front(Fresh {
                 due: self.rested,
                 candidates: search.candidates,
+                are_syns: false,
                 sync: None,
             });
         }

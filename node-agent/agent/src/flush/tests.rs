@@ -164,14 +164,24 @@ const LENIENT: Duration = Duration::from_millis(500);
 
 #[test]
 fn changes_without_pause_are_flushed_in_time_and_share_searches() {
-    alone(|| {
+    share_searches(Protocol::Udp, SHORTEST_REST);
+}
+
+#[test]
+fn changes_of_tcp_share_more_searches() {
+    share_searches(Protocol::Tcp, SYNS_REST);
+}
+
+/// Between two searches there is a pause of `rest`.
+fn share_searches(protocol: Protocol, rest: Duration) {
+    alone(move || {
         block_on(async {
-            let mut flushed = with_service(Protocol::Udp, "10.96.0.10");
+            let mut flushed = with_service(protocol, "10.96.0.10");
             let begun = Instant::now();
             let (mut asked, mut looks) = (Vec::new(), Vec::new());
             let mut waited = Duration::ZERO;
             for number in 1..=100 {
-                flushed.apply(vec![served_by(Protocol::Udp, number % 2)]);
+                flushed.apply(vec![served_by(protocol, number % 2)]);
                 flushed.synced("changed");
                 asked.push(Instant::now());
                 let next = Instant::now() + Duration::from_millis(10);
@@ -189,12 +199,12 @@ fn changes_without_pause_are_flushed_in_time_and_share_searches() {
             let dumps = flushed.dumps_until_idle().await;
             // One search at a time, one dump each, and no more than the schedule allows; the second
             // searches come after.
-            let most = begun.elapsed().as_millis() / SHORTEST_REST.as_millis() + 2;
+            let most = begun.elapsed().as_millis() / rest.as_millis() + 2;
             assert!(u128::from(dumps) <= most, "{dumps} dumps, not {most}");
             let gaps = looks.windows(2).map(|pair| pair[1] - pair[0]);
             let shortest = gaps.min().expect("more than one search");
-            assert!(shortest >= SHORTEST_REST, "{shortest:?}, {dumps} dumps");
-            assert!(waited < ANSWERED + SHORTEST_REST + LENIENT, "{waited:?}");
+            assert!(shortest >= rest, "{shortest:?}, {dumps} dumps");
+            assert!(waited < ANSWERED + rest + LENIENT, "{waited:?}");
         })
     });
 }

@@ -100,6 +100,12 @@ impl StaleCandidates {
         named.chain(whole).collect()
     }
 
+    /// Whether nothing but unanswered SYNs of TCP is searched for.
+    pub fn are_syns(&self) -> bool {
+        let parts = self.parts();
+        !parts.is_empty() && parts.iter().all(|part| part.unanswered_syns)
+    }
+
     /// Limits the search for the pods to entries of these families and protocols, and drops pods of
     /// a family that has none.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
