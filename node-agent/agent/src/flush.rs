@@ -40,7 +40,7 @@ const SECOND_SEARCH: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(5);
 /// The minimum pause after a search. A stream of changes must not keep a processor busy, so the
 /// reader pauses for as long as the search took. A change is thus searched for within 200 ms,
-/// however many follow it, unless it concerns only [`SYNS_REST`].
+/// however many follow it. Unanswered SYNs may wait longer: [`SYNS_REST`].
 const SHORTEST_REST: Duration = Duration::from_millis(50);
 /// The minimum pause before a search for nothing but unanswered SYNs. A client repeats a SYN after a
 /// second at the earliest, and the kernel walks its whole table for each search: 10 ms even if that
@@ -69,8 +69,9 @@ pub struct Flush {
     forbidden: HashSet<PackedFlow>,
     /// A sync to report once no entry waits that was found stale by then.
     owed: Option<(Instant, LastSync)>,
+    /// When the pause after the last search ends.
     rested: Instant,
-    /// The same for what concerns only unanswered SYNs.
+    /// The same before a search for nothing but unanswered SYNs.
     syns_rested: Instant,
     last_sync: Option<LastSync>,
     flushed: u64,
@@ -95,7 +96,7 @@ struct Fresh {
     due: Instant,
     /// The entries that it may have made stale.
     candidates: StaleCandidates,
-    /// Whether these are nothing but unanswered SYNs.
+    /// Whether only unanswered SYNs are searched for.
     are_syns: bool,
     /// The sync to report after the search.
     sync: Option<LastSync>,

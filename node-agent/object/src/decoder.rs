@@ -61,8 +61,9 @@ impl Decoder {
         self.texts.share(text, |copy| **copy == *text, || text.into())
     }
 
-    /// The shared copy of these labels. Twenty pods of one Deployment have the same.
-    pub(super) fn labels(&mut self, written: &TextMap<'_>) -> Labels {
+    /// The shared copy of these labels. All pods of one Deployment have the same.
+    pub(super) fn labels(&mut self, written: Option<&TextMap<'_>>) -> Labels {
+        let Some(written) = written else { return Labels::default() };
         let Self { texts, labels, .. } = self;
         let is_same = |copy: &Labels| copy.iter().eq(written.iter());
         labels.share(written, is_same, || {
@@ -150,15 +151,15 @@ mod tests {
     #[test]
     fn equal_values_are_one_copy_and_unused_ones_are_dropped() {
         let mut decoder = Decoder::new("n".into());
-        let kept = decoder.labels(&app("web"));
+        let kept = decoder.labels(Some(&app("web")));
         assert!(Arc::ptr_eq(&decoder.text("app"), &decoder.text("app")));
         for number in 0..20 * FEW {
             let value = number.to_string();
-            decoder.labels(&app(&value));
+            decoder.labels(Some(&app(&value)));
         }
         assert!(decoder.texts.known.len() <= 2 * FEW, "{}", decoder.texts.known.len());
         assert!(decoder.labels.known.len() <= 2 * FEW, "{}", decoder.labels.known.len());
-        assert_eq!(decoder.labels(&app("web")), kept);
+        assert_eq!(decoder.labels(Some(&app("web"))), kept);
         assert!(kept.is_shared());
         assert!(Arc::ptr_eq(&decoder.addresses(&[]), &decoder.addresses(&[])));
     }

@@ -53,7 +53,7 @@ pub fn namespace(
     Notes::named(ObjectKind::Namespace, "", name, warnings)?;
     Ok(denizen_model::Namespace {
         name: decoder.text(name),
-        labels: labels.as_ref().map(|labels| decoder.labels(labels)).unwrap_or_default(),
+        labels: decoder.labels(labels.as_ref()),
         is_ending: deletion_timestamp.is_some(),
     })
 }

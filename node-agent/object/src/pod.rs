@@ -240,7 +240,7 @@ pub fn pod(
     let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
     let pod = ClusterPod {
         name: name.clone(),
-        labels: metadata.labels.as_ref().map(|labels| decoder.labels(labels)).unwrap_or_default(),
+        labels: decoder.labels(metadata.labels.as_ref()),
         ips: status.map(|status| ips(status, &mut notes)).unwrap_or_default(),
         ports: ports(spec, decoder, &mut notes),
         created: created(metadata, &mut notes),

@@ -47,9 +47,11 @@ pub fn slice(number: usize) -> Value {
     let app = format!("app-{number}");
     let endpoint = |n: usize| {
         json!({
-            "addresses": [ip(4 * number + n)], "nodeName": format!("node-{}", number % 5000), "zone": "zone-a",
+            "addresses": [ip(4 * number + n)], "zone": "zone-a",
+            "nodeName": format!("node-{}", number % 5000),
             "conditions": { "ready": true, "serving": true, "terminating": false },
-            "targetRef": { "kind": "Pod", "namespace": "shop", "name": name(4 * number + n), "uid": uid(number) },
+            "targetRef": { "kind": "Pod", "namespace": "shop", "name": name(4 * number + n),
+                           "uid": uid(number) },
         })
     };
     json!({
@@ -64,7 +66,8 @@ pub fn slice(number: usize) -> Value {
             "managedFields": managed("kube-controller-manager", 14),
         },
         "addressType": "IPv4",
-        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 }, { "name": "metrics", "protocol": "TCP", "port": 9090 }],
+        "ports": [{ "name": "http", "protocol": "TCP", "port": 8080 },
+                  { "name": "metrics", "protocol": "TCP", "port": 9090 }],
         "endpoints": (0..4).map(endpoint).collect::<Vec<_>>(),
     })
 }

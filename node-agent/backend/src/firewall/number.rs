@@ -30,7 +30,7 @@ pub struct Numbers {
     retired: Vec<u32>,
     next: u32,
     permitted_sets: HashMap<PermittedPorts, u32>,
-    functions_taken: BTreeSet<u32>,
+    port_sets_taken: BTreeSet<u32>,
     /// Port sets that no pod used after the last change.
     unused: Vec<PermittedPorts>,
 }
@@ -76,10 +76,10 @@ impl Numbers {
             return;
         }
         let mut number = digest(permitted);
-        while number <= NONE || self.functions_taken.contains(&number) {
+        while number <= NONE || self.port_sets_taken.contains(&number) {
             number = number.wrapping_add(1) | PORT_SET;
         }
-        self.functions_taken.insert(number);
+        self.port_sets_taken.insert(number);
         self.permitted_sets.insert(permitted.clone(), number);
     }
 
@@ -90,7 +90,7 @@ impl Numbers {
             if !used.contains(&permitted)
                 && let Some(number) = self.permitted_sets.remove(&permitted)
             {
-                self.functions_taken.remove(&number);
+                self.port_sets_taken.remove(&number);
             }
         }
         let unused = self.permitted_sets.keys().filter(|permitted| !used.contains(permitted));

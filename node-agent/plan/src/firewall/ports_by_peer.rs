@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_stays_and_equal_functions_are_one() {
+    fn what_is_known_stays_and_equal_port_sets_are_one() {
         let before = by_peer(&[(1, true), (2, false), (3, true)], None);
         assert_eq!(before.permitted_sets().count(), 2);
         // It is not decided again.

@@ -262,8 +262,9 @@ mod tests {
     fn both_layouts() {
         let result = json!({ "cniVersion": "1.0.0", "ips": [] });
         let whole = json!({
-            "kind": "cniCacheV1", "containerId": "3f1c", "config": "e30=", "ifName": "eth0", "networkName": "pods",
-            "netns": "/run/netns/a", "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAME", "web-0"]], "result": result,
+            "kind": "cniCacheV1", "containerId": "3f1c", "config": "e30=", "ifName": "eth0",
+            "networkName": "pods", "netns": "/run/netns/a",
+            "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_NAME", "web-0"]], "result": result,
         });
         let without = |key: &str| {
             let mut without = whole.clone();

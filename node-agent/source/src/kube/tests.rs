@@ -40,7 +40,8 @@ fn slice(name: &str, triggered: &str) -> String {
             "namespace": "d", "name": name, "labels": { "kubernetes.io/service-name": "s1" },
             "annotations": { "endpoints.kubernetes.io/last-change-trigger-time": triggered },
         },
-        "addressType": "IPv4", "ports": [{ "name": "", "port": 80 }], "endpoints": [{ "addresses": ["10.1.0.1"] }],
+        "addressType": "IPv4", "ports": [{ "name": "", "port": 80 }],
+        "endpoints": [{ "addresses": ["10.1.0.1"] }],
     })
     .to_string()
 }
@@ -269,8 +270,8 @@ proptest! {
                 }
                 WatchStep::Away(meanwhile) => {
                     meanwhile.into_iter().for_each(|one| change(&mut exist, one));
-                    let objects: Vec<_> = exist.iter().map(|(name, variant)| service(*name, *variant)).collect();
-                    listed(&mut index, &objects)
+                    let objects = exist.iter().map(|(name, variant)| service(*name, *variant));
+                    listed(&mut index, &objects.collect::<Vec<_>>())
                 }
             };
             apply(&mut known, events);
