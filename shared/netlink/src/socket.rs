@@ -1,6 +1,6 @@
 //! A blocking netlink socket: requests out, answers in.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use nix::sys::socket::{
     recvmsg, sendto, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use nix::sys::uio::writev;
 use thiserror::Error;
 
 use crate::message::{Attributes, Message, parse_messages};
@@ -172,12 +173,27 @@ impl Socket {
 
     /// Sends a datagram of messages, however large.
     pub fn send(&self, bytes: &[u8]) -> Result<(), NetlinkError> {
-        // The kernel copies a batch into one buffer, and charges the sender twice its size.
-        let _ = setsockopt(&self.fd, sockopt::SndBufForce, &(bytes.len() * 2).max(1 << 20));
+        self.make_room(bytes.len());
         let kernel = NetlinkAddr::new(0, 0);
         sendto(self.fd.as_raw_fd(), bytes, &kernel, MsgFlags::empty())
             .map(drop)
             .map_err(NetlinkError::io("send a request"))
+    }
+
+    /// Sends a datagram of messages that is in at most 1,024 pieces (`UIO_MAXIOV`).
+    pub fn send_pieces(&self, pieces: &[Vec<u8>]) -> Result<(), NetlinkError> {
+        if let [bytes] = pieces {
+            return self.send(bytes);
+        }
+        self.make_room(pieces.iter().map(Vec::len).sum());
+        let pieces: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        // A netlink socket without a peer writes to the kernel.
+        writev(&self.fd, &pieces).map(drop).map_err(NetlinkError::io("send a request"))
+    }
+
+    /// The kernel copies a datagram into one buffer, and charges the sender twice its size.
+    fn make_room(&self, bytes: usize) {
+        let _ = setsockopt(&self.fd, sockopt::SndBufForce, &(bytes * 2).max(1 << 20));
     }
 
     /// Receives pending messages, and passes each to `each`; false if there were none.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use denizen_netlink::Writer;
+use denizen_netlink::{Open, Writer};
 use nix::libc;
 
 use crate::bytes::Key;
@@ -24,6 +24,9 @@ const APPEND: u16 = libc::NLM_F_APPEND as u16;
 /// Elements of one set go many to a message; a nested attribute holds at most 65,535 bytes.
 const MESSAGE_ROOM: usize = 60_000;
 
+/// A batch's messages are kept in pieces of about this many bytes.
+const PIECE: usize = 1 << 20;
+
 /// `NFT_SET_ELEM_INTERVAL_END`: the element says where a range ends.
 pub(crate) const INTERVAL_END: u32 = 1;
 
@@ -36,12 +39,15 @@ pub(crate) const ACCEPT: u32 = 1;
 /// what was refused.
 #[derive(Debug)]
 pub struct Batch {
+    /// The messages before those of the writer, in pieces: one growing buffer would need, for a
+    /// moment, three times the memory.
+    pieces: Vec<Vec<u8>>,
     writer: Writer,
     family: TableFamily,
     first: u32,
     count: u32,
     what: Vec<(TableFamily, MessageSubject)>,
-    /// Where the last message begins.
+    /// Where the last message begins in the writer.
     last_at: usize,
 }
 
@@ -61,6 +67,7 @@ impl Batch {
     /// since that generation.
     pub(crate) fn new(family: TableFamily, first: u32, generation: Option<u32>) -> Self {
         let mut batch = Self {
+            pieces: Vec::new(),
             writer: Writer::default(),
             family,
             first,
@@ -93,7 +100,8 @@ impl Batch {
         let last = self.first + self.count - 1;
         self.writer.add_flags(self.last_at, libc::NLM_F_ACK as u16);
         self.edge(libc::NFNL_MSG_BATCH_END, None);
-        Finished { bytes: self.writer.into_bytes(), first: self.first, last, what: self.what }
+        self.pieces.push(self.writer.into_bytes());
+        Finished { pieces: self.pieces, first: self.first, last, what: self.what }
     }
 
     fn edge(&mut self, message: i32, generation: Option<u32>) {
@@ -108,7 +116,7 @@ impl Batch {
         self.writer.end_message(open);
     }
 
-    /// A message about something in a table. All of them begin with the table's name.
+    /// A message about something in a table.
     fn message(
         &mut self,
         kind_of: i32,
@@ -117,6 +125,22 @@ impl Batch {
         what: MessageSubject,
         fill: impl FnOnce(&mut Writer),
     ) {
+        let open = self.begin_message(kind_of, flags, table, what);
+        fill(&mut self.writer);
+        self.writer.end_message(open);
+    }
+
+    /// All messages begin with the table's name.
+    fn begin_message(
+        &mut self,
+        kind_of: i32,
+        flags: u16,
+        table: &str,
+        what: MessageSubject,
+    ) -> Open {
+        if self.writer.bytes().len() >= PIECE {
+            self.pieces.push(std::mem::take(&mut self.writer).into_bytes());
+        }
         let sequence = self.first + self.count;
         self.count += 1;
         self.what.push((self.family, what));
@@ -124,8 +148,7 @@ impl Batch {
         let family = self.family.number();
         let open = self.writer.begin_message(kind(kind_of), flags, sequence, family, 0);
         self.writer.put_str(1, table);
-        fill(&mut self.writer);
-        self.writer.end_message(open);
+        open
     }
 
     /// Makes a table, if it is not there.
@@ -391,7 +414,7 @@ fn put_end(w: &mut Writer, set: &Set, key: &Key) {
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// What to send, in one datagram.
-    pub bytes: Vec<u8>,
+    pub pieces: Vec<Vec<u8>>,
     first: u32,
     /// The number of the message whose acknowledgement says that the batch was taken.
     pub last: u32,
@@ -399,6 +422,11 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
+    /// How many messages it has, without its begin and its end.
+    pub fn count(&self) -> usize {
+        self.what.len()
+    }
+
     /// What the message with this number was about, and the family.
     pub fn what(&self, sequence: u32) -> Option<&(TableFamily, MessageSubject)> {
         let index = sequence.checked_sub(self.first)?.checked_sub(1)?;

@@ -19,6 +19,9 @@ use crate::steps::Steps;
 /// [`Keeper::sync`].
 const REPAIR_TRIES: usize = 10;
 
+/// How many elements of one set a first load collects before it writes them, about a message full.
+const TOGETHER: usize = 1024;
+
 /// A table that is ours, what is known of the kernel's, and what is not in the kernel yet.
 ///
 /// A change costs what changed: the client notes differences, and they are committed without
@@ -314,10 +317,17 @@ impl Keeper {
         let mut batch = kernel.batch(family, Some(generation));
         batch.replace_table(seen.is_there(), &self.schema, &chains);
         self.count = 0;
-        // Set by set, unsorted: sorting would take as long as rendering.
+        // Many of one set go together, as they come: sorting would take as long as rendering, and a
+        // list of all of them more memory than the batch.
         let mut by_set: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();
         for element in content.elements() {
-            by_set.entry(element.set).or_default().push(element);
+            let of_set = by_set.entry(element.set).or_default();
+            of_set.push(element);
+            if of_set.len() == TOGETHER {
+                batch.add_elements(&self.schema, of_set);
+                self.count += of_set.len();
+                of_set.clear();
+            }
         }
         for elements in by_set.values().chain([&kept]) {
             batch.add_elements(&self.schema, elements);

@@ -173,8 +173,9 @@ impl Kernel {
         }
         let family = batch.family();
         let batch = batch.finish();
-        let _span = trace_span!("commit", %family, bytes = batch.bytes.len()).entered();
-        let sent = self.socket.send(&batch.bytes).and_then(|()| self.socket.outcome(batch.last));
+        let _span = trace_span!("commit", %family, messages = batch.count()).entered();
+        let sent = self.socket.send_pieces(&batch.pieces);
+        let sent = sent.and_then(|()| self.socket.outcome(batch.last));
         self.taken.fetch_add(u32::from(sent.is_ok()), Ordering::Relaxed);
         sent.map_err(|source| match source {
             NetlinkError::Refused(ref refusal) if refusal.errno == Errno::ERESTART => {

@@ -30,6 +30,7 @@ mod keeper;
 mod kernel;
 mod listing;
 mod observed;
+mod observed_elements;
 mod part;
 mod read;
 mod repair;

@@ -1,7 +1,8 @@
 //! A table as the kernel reports it. It is parsed, never trusted: what the client would not have
 //! written is simply not equal to the desired content.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::replace;
 use std::sync::Arc;
 
 use denizen_netlink::{Attributes, Message};
@@ -14,6 +15,7 @@ use crate::edge::{RangeEdge, ranges};
 use crate::edit::Edit;
 use crate::expression::{self, Expression};
 use crate::family::TableFamily;
+use crate::observed_elements::ObservedElements;
 use crate::rule::{Chain, Rule};
 use crate::rule_id::RuleId;
 use crate::set::{DataType, Element, Schema, Set, SetId, VERDICT, Value, without_comment};
@@ -71,7 +73,7 @@ pub struct Observed {
     pub(crate) owner: Option<u32>,
     pub(crate) chains: BTreeMap<Arc<str>, ObservedChain>,
     pub(crate) sets: BTreeMap<String, ObservedSet>,
-    pub(crate) elements: HashMap<(SetId, Key), ObservedElement>,
+    pub(crate) elements: ObservedElements,
     /// Elements with keys that no set of ours could have.
     pub(crate) strange: usize,
     /// Where ranges of the set that is being read begin and end.
@@ -117,9 +119,9 @@ impl Observed {
     /// The elements that were read, in no order.
     pub fn elements(
         &self,
-    ) -> impl Iterator<Item = (SetId, &Key, Option<&Value>, Option<&Arc<str>>)> {
+    ) -> impl Iterator<Item = (SetId, Key, Option<&Value>, Option<&Arc<str>>)> {
         let elements = self.elements.iter();
-        elements.map(|((set, key), (value, comment))| (*set, key, value.as_ref(), comment.as_ref()))
+        elements.map(|(set, key, (value, comment))| (set, key, value.as_ref(), comment.as_ref()))
     }
 
     /// The elements without data of the sets that are asked for, as they are.
@@ -130,7 +132,7 @@ impl Observed {
         members
             .map(|(set, key, _, comment)| Element {
                 set,
-                key: *key,
+                key,
                 value: Value::Member,
                 comment: comment.cloned(),
             })
@@ -177,29 +179,26 @@ impl Observed {
         covers: impl Fn(SetId) -> bool,
     ) -> Delta {
         let mut delta = Delta::default();
-        let there = self.elements.keys().filter(|(set, _)| covers(*set));
-        let mut unwanted: HashSet<&(SetId, Key)> = there.collect();
+        let mut is_wanted = vec![false; self.elements.len()];
         for element in wanted.filter(|element| covers(element.set)) {
-            let key = (element.set, element.key);
-            let is_there = unwanted.remove(&key);
-            if self.has(&element) {
-                continue;
-            }
-            if is_there {
-                delta.delete.push(key);
+            if let Some(number) = self.elements.number(element.set, &element.key) {
+                let was_wanted = replace(&mut is_wanted[number as usize], true);
+                // With the same value and comment?
+                let (value, comment) = self.elements.element(number);
+                if *comment == element.comment && value.as_ref() == Some(&element.value) {
+                    continue;
+                }
+                if !was_wanted {
+                    delta.delete.push((element.set, element.key));
+                }
             }
             delta.add.push(element);
         }
-        delta.delete.extend(unwanted);
+        let there = self.elements.iter().zip(is_wanted);
+        let unwanted = there.filter(|((set, ..), is_wanted)| !is_wanted && covers(*set));
+        delta.delete.extend(unwanted.map(|((set, key, _), _)| (set, key)));
         delta.sort();
         delta
-    }
-
-    /// Whether the kernel has this element with the same value and comment.
-    fn has(&self, element: &Element) -> bool {
-        self.elements.get(&(element.set, element.key)).is_some_and(|(value, comment)| {
-            *comment == element.comment && value.as_ref() == Some(&element.value)
-        })
     }
 
     /// Reads a NFT_MSG_NEWTABLE.
@@ -274,9 +273,7 @@ impl Observed {
                 continue;
             }
             match first.and_then(Key::from_bytes) {
-                Some(key) => {
-                    drop(self.elements.insert((set.id, key), observed_element(set, element)))
-                }
+                Some(key) => self.elements.insert(set.id, &key, observed_element(set, element)),
                 None => self.strange += 1,
             }
         }
@@ -288,7 +285,7 @@ impl Observed {
         let edges = std::mem::take(&mut self.edges);
         for (first, last, element) in ranges(edges) {
             match Key::from_bounds(version, &first, &last) {
-                Some(key) => drop(self.elements.insert((set.id, key), element)),
+                Some(key) => self.elements.insert(set.id, &key, element),
                 None => self.strange += 1,
             }
         }

@@ -85,7 +85,7 @@ impl Nftables {
             let seen = remembered(&mut self.kernel, table_family, schema);
             for (id, key, value, comment) in seen.elements() {
                 let family = ServiceSet::of_id(id).family(table_family);
-                let ends = protocol_and_number(family, schema.set(id), key);
+                let ends = protocol_and_number(family, schema.set(id), &key);
                 let endpoint = match value {
                     Some(Value::Data(data)) => read_endpoint(family, data),
                     Some(Value::Member | Value::Goto(_)) | None => None,

@@ -305,7 +305,7 @@ impl Content for Table {
             let found = seen.elements().filter(|(set, ..)| keys.contains(set));
             let found = found.filter_map(|(set, key, ..)| {
                 let family = ServiceSet::of_id(set).family(self.table_family);
-                frontend_of(family, schema.set(set), key)
+                frontend_of(family, schema.set(set), &key)
             });
             self.left_frontends.extend(found.filter(|key| !self.keys.contains_key(key)));
         }
