@@ -133,12 +133,16 @@ struct Connected {
 /// Connects to one server after the other until it is over.
 fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected {
     let mut connected = Connected::default();
-    for server in servers.iter().cycle() {
+    // A new port each time. What the server's kernel remembers of a connection whose end it has
+    // not seen refuses a second one from the same port (`tcp_timewait_state_process`).
+    let ports = (2000..60_000).cycle();
+    for (port, server) in ports.flat_map(|port| servers.iter().map(move |to| (port, to))) {
         if over.load(Ordering::Relaxed) {
             break;
         }
         let started = Instant::now();
-        let probe = Probe::tcp(SocketAddr::new(*server, PORT)).patience(PATIENCE);
+        let to = SocketAddr::new(*server, PORT);
+        let probe = Probe { port, patience: PATIENCE, ..Probe::tcp(to) };
         match probe.connect() {
             Ok(stream) => {
                 connected.made += 1;
