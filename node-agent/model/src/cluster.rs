@@ -7,7 +7,8 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::{
-    ClusterNetworkPolicy, ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodName, PolicyName,
+    ClusterNetworkPolicy, ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodByName, PodName,
+    PolicyName,
 };
 
 /// The complete facts that policies need.
@@ -41,19 +42,20 @@ impl<'a> ClusterFacts<'a> {
         self.model.namespaces.contains_key(name)
     }
 
-    pub fn pod(&self, name: &PodName) -> Option<&'a ClusterPod> {
-        self.model.cluster_pods.get(name).map(|pod| &**pod).filter(|pod| !pod.host_network)
+    pub fn pod(&self, name: &PodName) -> Option<&'a Arc<ClusterPod>> {
+        let PodByName(pod) = self.model.cluster_pods.get(name)?;
+        (!pod.host_network).then_some(pod)
     }
 
     /// The object of a recorded pod, if it is this very pod's and not that of one of the same name.
-    pub fn pod_of(&self, recorded: &LocalPod) -> Option<&'a ClusterPod> {
+    pub fn pod_of(&self, recorded: &LocalPod) -> Option<&'a Arc<ClusterPod>> {
         let object = self.pod(recorded.pod.as_ref()?)?;
         object.here.as_ref()?.covers(recorded.uid.as_deref()).then_some(object)
     }
 
     /// Every pod, by name.
-    pub fn pods(&self) -> impl Iterator<Item = &'a ClusterPod> + use<'a> {
-        self.model.cluster_pods.values().map(|pod| &**pod).filter(|pod| !pod.host_network)
+    pub fn pods(&self) -> impl Iterator<Item = &'a Arc<ClusterPod>> + use<'a> {
+        self.model.cluster_pods.iter().map(|PodByName(pod)| pod).filter(|pod| !pod.host_network)
     }
 
     pub fn policy(&self, name: &PolicyName) -> Option<&'a NetworkPolicy> {

@@ -1,11 +1,15 @@
 //! Pods and Namespaces of the cluster, as far as NetworkPolicies can tell them apart.
 
+use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::labels::Labels;
+use super::sorted_set::SortedSet;
 use denizen_packet::Protocol;
 
 /// Namespace and name of a pod.
@@ -32,8 +36,8 @@ pub struct ClusterPod {
     pub labels: Labels,
     /// `status.podIPs`; empty until its node has reported them.
     pub ips: Box<[IpAddr]>,
-    /// The container ports that have a name, of sidecars too. Sorted, without duplicates.
-    pub ports: Arc<[NamedPort]>,
+    /// The container ports that have a name, of sidecars too.
+    pub ports: SortedSet<NamedPort>,
     /// `metadata.creationTimestamp`, seconds since 1970. Of two pods that claim one address, the
     /// younger one has it.
     pub created: i64,
@@ -43,30 +47,88 @@ pub struct ClusterPod {
     /// It uses its node's network. Then it has neither labels nor addresses here.
     pub host_network: bool,
     /// `status.hostIPs`: addresses of its node.
-    pub host_ips: Arc<[IpAddr]>,
-    /// The annotation `denizen.io/additional-addresses` of a pod of this node: further addresses
-    /// that it may send from.
-    pub additional: Arc<[IpAddr]>,
-    /// The UIDs that its sandbox may be recorded with; `None` for pods of other nodes.
-    pub here: Option<SandboxUids>,
+    pub host_ips: SortedSet<IpAddr>,
+    /// `None` for pods of other nodes.
+    pub here: Option<Box<OwnPodFacts>>,
 }
 
-/// What links the record of a sandbox to its pod in the API.
+impl ClusterPod {
+    /// One of which no more than its name is known.
+    pub fn named(name: PodName) -> Self {
+        Self {
+            name,
+            labels: Labels::default(),
+            ips: Box::default(),
+            ports: SortedSet::default(),
+            created: 0,
+            ends: None,
+            host_network: false,
+            host_ips: SortedSet::default(),
+            here: None,
+        }
+    }
+}
+
+/// What only matters about pods of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct SandboxUids {
-    /// `metadata.uid`.
+pub struct OwnPodFacts {
+    /// `metadata.uid`. It links the record of a sandbox to its pod in the API.
     pub uid: Arc<str>,
     /// The annotation `kubernetes.io/config.hash` of a static pod. The kubelet gives a static
     /// pod's sandbox this as its UID; the API's object has another.
     pub config_hash: Option<Arc<str>>,
+    /// The annotation `denizen.io/additional-addresses`: further addresses that the pod may send
+    /// from.
+    pub additional: Arc<[IpAddr]>,
 }
 
-impl SandboxUids {
+impl OwnPodFacts {
+    /// Those of an ordinary pod with this UID.
+    pub fn new(uid: Arc<str>) -> Self {
+        Self { uid, config_hash: None, additional: Arc::default() }
+    }
+
     /// Whether a sandbox with this UID belongs to the pod. Older runtimes do not pass a UID.
     pub fn covers(&self, uid: Option<&str>) -> bool {
         uid.is_none_or(|uid| *self.uid == *uid || self.config_hash.as_deref() == Some(uid))
     }
 }
+
+/// A pod in a set or as a key, where it is found by its name.
+#[derive(Debug, Clone)]
+pub struct PodByName(pub Arc<ClusterPod>);
+
+impl Borrow<PodName> for PodByName {
+    fn borrow(&self) -> &PodName {
+        &self.0.name
+    }
+}
+
+impl Hash for PodByName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name.hash(state);
+    }
+}
+
+impl Ord for PodByName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.name.cmp(&other.0.name)
+    }
+}
+
+impl PartialOrd for PodByName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for PodByName {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name == other.0.name
+    }
+}
+
+impl Eq for PodByName {}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamedPort {

@@ -19,8 +19,8 @@ mod pod;
 mod pod_coverage;
 mod range;
 mod service;
+mod sorted_set;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub use cluster::ClusterFacts;
 pub use cluster_network_policy::{
     Action, ClusterNetworkPolicy, Tier, TierPeer, TierPeers, TierPort, TierPorts, TierRule,
 };
-pub use cluster_pod::{ClusterPod, NamedPort, Namespace, PodName, SandboxUids};
+pub use cluster_pod::{ClusterPod, NamedPort, Namespace, OwnPodFacts, PodByName, PodName};
 pub use egress::Egress;
 pub use endpoint::{EndpointState, Slice, SliceEndpoint, SliceName, SlicePort};
 pub use event::{Event, Listing};
@@ -57,6 +57,7 @@ pub use service::{
     ForeignService, RequestedScheduler, Service, ServiceName, ServicePort, ServicePortName,
     SessionAffinity, SourceRanges, TrafficPolicy,
 };
+pub use sorted_set::SortedSet;
 
 #[derive(Debug, Default)]
 pub struct Model {
@@ -78,7 +79,7 @@ pub struct Model {
     addresses: Vec<NodeAddress>,
     links: NodeLinks,
     namespaces: BTreeMap<Arc<str>, Namespace>,
-    cluster_pods: BTreeMap<PodName, Arc<ClusterPod>>,
+    cluster_pods: BTreeSet<PodByName>,
     pod_coverage: PodCoverage,
     host_addresses: HostAddresses,
     network_policies: BTreeMap<PolicyName, NetworkPolicy>,
@@ -297,15 +298,10 @@ impl Model {
         change: &mut ModelChange,
     ) {
         let before = match &pod {
-            None => self.cluster_pods.remove(&name),
-            Some(pod) => match self.cluster_pods.entry(name.clone()) {
-                Entry::Vacant(entry) => {
-                    entry.insert(pod.clone());
-                    None
-                }
-                Entry::Occupied(mut entry) => Some(entry.insert(pod.clone())),
-            },
+            None => self.cluster_pods.take(&name),
+            Some(pod) => self.cluster_pods.replace(PodByName(pod.clone())),
         };
+        let before = before.map(|PodByName(pod)| pod);
         if before == pod {
             return;
         }
@@ -326,7 +322,7 @@ impl Model {
         let of = |namespace: &Arc<str>| {
             let first = PodName { namespace: namespace.clone(), name: "".into() };
             let from = self.cluster_pods.range(first..);
-            from.take_while(|(name, _)| name.namespace == *namespace).count()
+            from.take_while(|PodByName(pod)| pod.name.namespace == *namespace).count()
         };
         (namespaces.iter().map(of).sum(), self.cluster_pods.len())
     }

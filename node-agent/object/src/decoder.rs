@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, Hash};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use denizen_model::{Labels, NamedPort};
+use denizen_model::{Labels, NamedPort, Requirement, Selector, SortedSet};
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 
@@ -23,8 +23,9 @@ pub struct Decoder {
     pub(super) digests: RandomState,
     texts: Interner<Arc<str>>,
     labels: Interner<Labels>,
-    ports: Interner<Arc<[NamedPort]>>,
-    addresses: Interner<Arc<[IpAddr]>>,
+    ports: Interner<SortedSet<NamedPort>>,
+    addresses: Interner<SortedSet<IpAddr>>,
+    requirements: Interner<SortedSet<Requirement>>,
 }
 
 impl Decoder {
@@ -38,6 +39,7 @@ impl Decoder {
             labels: Interner::default(),
             ports: Interner::default(),
             addresses: Interner::default(),
+            requirements: Interner::default(),
         }
     }
 
@@ -73,13 +75,24 @@ impl Decoder {
     }
 
     /// The shared copy of a pod's ports.
-    pub(super) fn ports(&mut self, ports: &[NamedPort]) -> Arc<[NamedPort]> {
-        self.ports.share(ports, |copy| **copy == *ports, || ports.into())
+    pub(super) fn ports(&mut self, ports: Vec<NamedPort>) -> SortedSet<NamedPort> {
+        self.ports.share_set(ports)
     }
 
     /// The shared copy of a node's addresses, which all its pods name.
-    pub(super) fn addresses(&mut self, addresses: &[IpAddr]) -> Arc<[IpAddr]> {
-        self.addresses.share(addresses, |copy| **copy == *addresses, || addresses.into())
+    pub(super) fn addresses(&mut self, addresses: Vec<IpAddr>) -> SortedSet<IpAddr> {
+        self.addresses.share_set(addresses)
+    }
+
+    /// Replaces the requirements of a selector by the shared copy.
+    pub(super) fn share_selector(&mut self, selector: &mut Selector) {
+        let requirements = &selector.requirements;
+        let shared = self.requirements.share(
+            requirements,
+            |copy| copy == requirements,
+            || requirements.clone(),
+        );
+        selector.requirements = shared;
     }
 }
 
@@ -91,6 +104,12 @@ trait Shared: Clone + Hash {
 impl<T: ?Sized + Hash> Shared for Arc<T> {
     fn has_copies(&self) -> bool {
         Self::strong_count(self) > 1
+    }
+}
+
+impl<T: Clone + Hash> Shared for SortedSet<T> {
+    fn has_copies(&self) -> bool {
+        self.is_shared()
     }
 }
 
@@ -118,6 +137,19 @@ impl<T> Default for Interner<T> {
     }
 }
 
+impl<T: Clone + Ord + Hash> Interner<SortedSet<T>> {
+    /// The copy of the set of these elements.
+    fn share_set(&mut self, mut elements: Vec<T>) -> SortedSet<T> {
+        elements.sort();
+        elements.dedup();
+        let is_same = |copy: &SortedSet<T>| **copy == *elements;
+        match self.find(&*elements, is_same) {
+            Some(copy) => copy,
+            None => self.insert(elements.into_iter().collect()),
+        }
+    }
+}
+
 impl<T: Shared> Interner<T> {
     /// The copy of what is `written`, which has the same hash; a new one if none `is_same`.
     fn share<W: ?Sized + Hash>(
@@ -126,15 +158,19 @@ impl<T: Shared> Interner<T> {
         is_same: impl Fn(&T) -> bool,
         copied: impl FnOnce() -> T,
     ) -> T {
-        let hash = self.hasher.hash_one(written);
-        if let Some(known) = self.known.find(hash, is_same) {
-            return known.clone();
-        }
+        self.find(written, is_same).unwrap_or_else(|| self.insert(copied()))
+    }
+
+    fn find<W: ?Sized + Hash>(&self, written: &W, is_same: impl Fn(&T) -> bool) -> Option<T> {
+        self.known.find(self.hasher.hash_one(written), is_same).cloned()
+    }
+
+    fn insert(&mut self, copy: T) -> T {
         if self.known.len() >= self.limit {
             self.known.retain(|copy| copy.has_copies());
             self.limit = FEW.max(self.known.len() * 2);
         }
-        let copy = copied();
+        let hash = self.hasher.hash_one(&copy);
         self.known.insert_unique(hash, copy.clone(), |copy| self.hasher.hash_one(copy));
         copy
     }
@@ -161,6 +197,12 @@ mod tests {
         assert!(decoder.labels.known.len() <= 2 * FEW, "{}", decoder.labels.known.len());
         assert_eq!(decoder.labels(Some(&app("web"))), kept);
         assert!(kept.is_shared());
-        assert!(Arc::ptr_eq(&decoder.addresses(&[]), &decoder.addresses(&[])));
+        let address = || vec![IpAddr::from([10, 0, 0, 1])];
+        assert!(decoder.addresses(address()).is_shared());
+        assert_eq!(
+            decoder.addresses([address(), address()].concat()),
+            address().into_iter().collect()
+        );
+        assert_eq!(decoder.addresses.known.len(), 1);
     }
 }

@@ -17,9 +17,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use self::selector::DecodedSelector;
-use super::{Notes, ObjectError, ObjectKind, Warning, namespace_or_default};
+use super::{Decoder, Notes, ObjectError, ObjectKind, Warning, namespace_or_default};
 use crate::protobuf::{Field, FromProtobuf, ProtobufError};
-use denizen_model::{self, Peers, PolicyName, PolicyRule, Ports, Selector};
+use denizen_model::{self, Namespaces, Peers, PolicyName, PolicyPeer, PolicyRule, Ports, Selector};
 
 /// A NetworkPolicy, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
@@ -72,11 +72,34 @@ const NOT_A_RULE: &str = "not understood: the rule is left out";
 /// The policy in the model's terms.
 pub fn network_policy(
     raw: &NetworkPolicyObject,
+    decoder: &mut Decoder,
     warnings: &mut Vec<Warning>,
 ) -> Result<denizen_model::NetworkPolicy, ObjectError> {
     let before = warnings.len();
-    let policy = decoded(raw, warnings)?;
+    let mut policy = decoded(raw, warnings)?;
+    share(&mut policy, decoder);
     Ok(denizen_model::NetworkPolicy { is_understood: warnings.len() == before, ..policy })
+}
+
+/// Takes the decoder's copies of what policies have in common, and no more memory than the rest
+/// needs: a cluster has 10,000 policies, of which a node uses a few.
+fn share(policy: &mut denizen_model::NetworkPolicy, decoder: &mut Decoder) {
+    decoder.share_selector(&mut policy.pods);
+    for rule in policy.ingress.iter_mut().chain(&mut policy.egress).flatten() {
+        if let Peers::These(peers) = &mut rule.peers {
+            peers.shrink_to_fit();
+            for peer in peers {
+                let PolicyPeer::Pods { namespaces, pods } = peer else { continue };
+                decoder.share_selector(pods);
+                if let Namespaces::Selected(namespaces) = namespaces {
+                    decoder.share_selector(namespaces);
+                }
+            }
+        }
+        if let Ports::These(ports) = &mut rule.ports {
+            ports.shrink_to_fit();
+        }
+    }
 }
 
 fn decoded(

@@ -5,7 +5,6 @@
 mod tests;
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
@@ -17,7 +16,7 @@ use super::{
     namespace_or_default, text as texts,
 };
 use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
-use denizen_model::{ClusterPod, Labels, NamedPort, PodName, SandboxUids};
+use denizen_model::{ClusterPod, NamedPort, OwnPodFacts, PodName, SortedSet};
 
 /// A Pod, reduced to the fields that are used.
 #[derive(Debug, Default, Deserialize)]
@@ -221,20 +220,9 @@ pub fn pod(
         return Ok((name, None));
     }
     let host_ips = status.map(|status| host_ips(status, &mut notes)).unwrap_or_default();
-    let host_ips = decoder.addresses(&host_ips);
+    let host_ips = decoder.addresses(host_ips);
     if spec.is_some_and(|spec| spec.host_network == Some(true)) {
-        let pod = ClusterPod {
-            name: name.clone(),
-            labels: Labels::default(),
-            ips: [].into(),
-            ports: Arc::default(),
-            created: 0,
-            ends: None,
-            host_network: true,
-            host_ips,
-            additional: Arc::default(),
-            here: None,
-        };
+        let pod = ClusterPod { host_network: true, host_ips, ..ClusterPod::named(name.clone()) };
         return Ok((name, Some(pod)));
     }
     let is_here = spec.and_then(|spec| text(&spec.node_name)) == Some(&*decoder.node_name);
@@ -247,11 +235,7 @@ pub fn pod(
         ends: ends(metadata, decoder, &mut notes),
         host_network: false,
         host_ips,
-        additional: match is_here {
-            true => additional(metadata, &mut notes).into(),
-            false => Arc::default(),
-        },
-        here: is_here.then(|| sandbox_uids(metadata)),
+        here: is_here.then(|| own_pod_facts(metadata, &mut notes).into()),
     };
     Ok((name, Some(pod)))
 }
@@ -260,13 +244,14 @@ fn text<'t>(text: &'t Option<BorrowedText<'_>>) -> Option<&'t str> {
     text.as_deref()
 }
 
-fn sandbox_uids(metadata: &PodMetadata<'_>) -> SandboxUids {
+fn own_pod_facts(metadata: &PodMetadata<'_>, notes: &mut Notes<'_>) -> OwnPodFacts {
     let annotations = metadata.annotations.as_ref();
     let mirror = annotations.and_then(|annotations| text(&annotations.mirror));
     let hash = annotations.and_then(|annotations| text(&annotations.hash));
-    SandboxUids {
+    OwnPodFacts {
         uid: text(&metadata.uid).unwrap_or_default().into(),
         config_hash: mirror.or(hash).filter(|hash| !hash.is_empty()).map(Into::into),
+        additional: additional(metadata, notes).into(),
     }
 }
 
@@ -355,7 +340,7 @@ fn ports(
     spec: Option<&PodSpec<'_>>,
     decoder: &mut Decoder,
     notes: &mut Notes<'_>,
-) -> Arc<[NamedPort]> {
+) -> SortedSet<NamedPort> {
     let containers = elements(spec.and_then(|spec| spec.containers.as_ref()));
     let inits = elements(spec.and_then(|spec| spec.init_containers.as_ref()));
     let sidecar = |init: &&Container<'_>| text(&init.restart_policy) == Some("Always");
@@ -376,7 +361,5 @@ fn ports(
             ports.push(NamedPort { name: decoder.text(name), protocol, port: number });
         }
     }
-    ports.sort();
-    ports.dedup();
-    decoder.ports(&ports)
+    decoder.ports(ports)
 }

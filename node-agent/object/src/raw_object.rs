@@ -159,7 +159,7 @@ impl<'a> RawObject<'a> {
                 (key, Event::ClusterNetworkPolicy(name, policy))
             }
             ObjectKind::NetworkPolicy => {
-                let policy = network_policy(&self.typed()?, warnings)?;
+                let policy = network_policy(&self.typed()?, decoder, warnings)?;
                 let name = policy.name.clone();
                 (ObjectKey::NetworkPolicy(name.clone()), Event::NetworkPolicy(name, Some(policy)))
             }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use denizen_model::{
     ClusterPod, Event, Labels, Listing, LocalPod, Namespace, Namespaces, NetworkPolicy, Operator,
-    Peers, PodName, PodSet, PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports,
-    Protocol, Requirement, SandboxUids, Selector,
+    OwnPodFacts, Peers, PodName, PodSet, PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch,
+    Ports, Protocol, Requirement, Selector,
 };
 use denizen_state::{AttachmentId, Epoch, Generation};
 
@@ -170,16 +170,11 @@ fn name(kind: &str, n: u32) -> Arc<str> {
 fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
     let ip = if is_here { local_ip(n) } else { remote_ip(n) };
     let pod = ClusterPod {
-        name: name.clone(),
         labels,
         ips: [IpAddr::V4(ip)].into(),
-        ports: [].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
         host_ips: [node_ip(n, is_here)].into(),
-        additional: [].into(),
-        here: is_here.then(|| SandboxUids { uid: format!("{n}").into(), config_hash: None }),
+        here: is_here.then(|| OwnPodFacts::new(format!("{n}").into()).into()),
+        ..ClusterPod::named(name.clone())
     };
     Event::ClusterPod(name, Some(pod.into()))
 }

@@ -40,21 +40,27 @@ fn measured(cluster: ServedCluster, mode: &str) -> Result<Memory> {
     record(cluster, [&node, &local], folder.path(), &run_dir)?;
     let (program, objects) = (std::env::current_exe()?, ("--kubeconfig", &*kubeconfig));
     let flags = ["--node-name", NODE, "--network-policy", mode];
-    let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
-    let begun = Instant::now();
-    let status = agent.programmed(PATIENCE, |status| status["pods"] == LOCAL)?;
-    let took = begun.elapsed();
-    sleep(AFTER);
-    let memory = Memory::of(agent.pid())?;
-    let of_policy = |field: &str| status["networkPolicy"][field].as_u64().unwrap_or_default();
-    println!(
-        "--network-policy {mode:<3}: {memory}; programmed after {took:.1?}; {} policies in force, \
-         {} identities, {} elements",
-        of_policy("policies"),
-        of_policy("identities"),
-        of_policy("elements")
-    );
-    Ok(memory)
+    let start = |start: &str| {
+        let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
+        let begun = Instant::now();
+        let status = agent.programmed(PATIENCE, |status| status["pods"] == LOCAL)?;
+        let took = begun.elapsed();
+        sleep(AFTER);
+        let memory = Memory::of(agent.pid())?;
+        let of_policy = |field: &str| status["networkPolicy"][field].as_u64().unwrap_or_default();
+        println!(
+            "--network-policy {mode:<3}, {start:<9}: {memory}; programmed after {took:.1?}; {} \
+             policies in force, {} identities, {} elements",
+            of_policy("policies"),
+            of_policy("identities"),
+            of_policy("elements")
+        );
+        Ok(memory)
+    };
+    let memory = start("started");
+    // Now it finds what is in the kernel.
+    start("restarted")?;
+    memory
 }
 
 /// Records the local pods as the plugin does. All of them are one namespace.

@@ -20,6 +20,7 @@ use self::set::BridgeSet;
 use super::TABLE;
 use super::attached::Attached;
 use super::drop_reason::DropReason;
+use super::element::sorted;
 use super::program::discovery_from_link;
 use super::rule::{base, chain, dropped, is_unspecified, rule, to, types};
 use super::tunnel;
@@ -357,24 +358,20 @@ fn member(set: BridgeSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// All desired elements. `without_netfilter`: bridges whose frames IP rules do not see.
-pub fn elements(
-    plan: &FirewallPlan,
+/// All desired elements. The many are made one by one. `without_netfilter`: bridges whose frames IP
+/// rules do not see.
+pub fn elements<'a>(
+    plan: &'a FirewallPlan,
     pods: &[LocalPod],
     without_netfilter: &BTreeSet<Arc<str>>,
-) -> Vec<Element> {
+) -> Box<dyn Iterator<Item = Element> + 'a> {
     if !plan.is_enforced() {
-        return Vec::new();
+        return Box::new(std::iter::empty());
     }
     let of_pods = pods.iter().flat_map(|pod| of_pod(plan, pod, without_netfilter));
-    let mut all: Vec<_> = of_pods.collect();
-    all.extend(of_surroundings(plan));
-    if Attached::of(pods).bridged {
-        all.extend(plan.taken().into_iter().flat_map(of_taken));
-    }
-    all.sort_unstable_by_key(|element| (element.set, element.key));
-    all.dedup_by_key(|element| (element.set, element.key));
-    all
+    let few = of_pods.chain(of_surroundings(plan)).collect();
+    let taken = Attached::of(pods).bridged.then(|| plan.taken()).into_iter().flatten();
+    Box::new(sorted(few).into_iter().chain(taken.flat_map(of_taken)))
 }
 
 /// The elements of a recorded pod, if it is on a bridge.

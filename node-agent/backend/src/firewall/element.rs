@@ -206,30 +206,35 @@ pub fn of_taken(address: IpAddr) -> Element {
     member(FirewallSet::Taken, Key::EMPTY.address(address))
 }
 
-/// All desired elements.
-pub fn all(
-    plan: &FirewallPlan,
+/// All desired elements. The many are made one by one.
+pub fn all<'a>(
+    plan: &'a FirewallPlan,
     pods: &[LocalPod],
     version: Family,
-    numbers: &Numbers,
-) -> Vec<Element> {
+    numbers: &'a Numbers,
+) -> Box<dyn Iterator<Item = Element> + 'a> {
     if !plan.is_enforced() {
-        return Vec::new();
+        return Box::new(std::iter::empty());
     }
-    let is_ours = |address: IpAddr| family_of(address) == version;
-    let mut elements: Vec<_> = pods.iter().flat_map(|pod| of_pod(plan, pod, version)).collect();
-    elements.extend(of_surroundings(plan, version));
-    if Attached::of(pods).routed {
-        elements.extend(plan.taken().into_iter().filter(|ip| is_ours(*ip)).map(of_taken));
-    }
-    let identities = plan.identities().filter(|(address, _)| is_ours(*address));
-    elements.extend(identities.map(|(address, id)| of_identity(address, numbers.number(id))));
-    let blocks = plan.blocks().filter(|(range, _)| is_ours(range.first));
-    elements.extend(blocks.map(|(range, id)| of_block(range, numbers.number(id))));
-    elements.extend(of_permitted_sets(plan, version, numbers));
-    for (address, pod_rules) in plan.pods().filter(|(address, _)| is_ours(*address)) {
-        elements.extend(of_pod_rules(address, pod_rules, None, numbers));
-    }
+    let is_ours = move |address: IpAddr| family_of(address) == version;
+    let mut few: Vec<_> = pods.iter().flat_map(|pod| of_pod(plan, pod, version)).collect();
+    few.extend(of_surroundings(plan, version));
+    few.extend(of_permitted_sets(plan, version, numbers));
+    let taken = Attached::of(pods).routed.then(|| plan.taken()).into_iter().flatten();
+    let taken = taken.filter(move |ip| is_ours(*ip)).map(of_taken);
+    let identities = plan.identities().filter(move |(address, _)| is_ours(*address));
+    let identities = identities.map(|(address, id)| of_identity(address, numbers.number(id)));
+    let blocks = plan.blocks().filter(move |(range, _)| is_ours(range.first));
+    let blocks = blocks.map(|(range, id)| of_block(range, numbers.number(id)));
+    let pod_rules = plan.pods().filter(move |(address, _)| is_ours(*address));
+    let pod_rules =
+        pod_rules.flat_map(|(address, pod_rules)| of_pod_rules(address, pod_rules, None, numbers));
+    Box::new(sorted(few).into_iter().chain(taken).chain(identities).chain(blocks).chain(pod_rules))
+}
+
+/// Sorted, without duplicates: two records may have one interface, and several bridges one Ethernet
+/// address.
+pub(super) fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
     elements.sort_unstable_by_key(|element| (element.set, element.key));
     elements.dedup_by_key(|element| (element.set, element.key));
     elements

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::element::sorted;
 use super::table::FirewallTable;
 use denizen_nft::{Element, Keeper, TableFamily};
 
@@ -10,13 +11,6 @@ pub(super) fn of_each(
     elements: impl Fn(FirewallTable) -> Vec<Element>,
 ) -> [(TableFamily, Vec<Element>); 3] {
     FirewallTable::ALL.map(|table| (table.family(), sorted(elements(table))))
-}
-
-/// Sorted, without duplicates: several bridges may have the same Ethernet address.
-fn sorted(mut elements: Vec<Element>) -> Vec<Element> {
-    elements.sort_unstable_by_key(|element| (element.set, element.key));
-    elements.dedup_by_key(|element| (element.set, element.key));
-    elements
 }
 
 /// The elements that are missing or different in `others`. Both are [`sorted`].

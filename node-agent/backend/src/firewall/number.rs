@@ -187,12 +187,14 @@ fn digest(permitted: &PermittedPorts) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
     #[test]
     fn a_number_is_given_again_only_after_the_change_that_retired_it() {
         let mut numbers = Numbers::default();
-        let [a, b, c] = [0, 1, 2].map(IdentityId);
+        let [a, b, c] = [1, 2, 3].map(|id| IdentityId(NonZeroU64::new(id).unwrap()));
         assert_eq!([a, b].map(|id| numbers.assigned(id)), [1, 2]);
         numbers.retire(&[a]);
         assert!(!numbers.is_in_use(1));
@@ -205,7 +207,7 @@ mod tests {
     #[test]
     fn an_earlier_runs_number_is_kept_where_it_means_one_identity() {
         let mut numbers = Numbers::default();
-        let [a, b, c] = [0, 1, 2].map(IdentityId);
+        let [a, b, c] = [1, 2, 3].map(|id| IdentityId(NonZeroU64::new(id).unwrap()));
         let seen = [
             (7, [Some(a)].into()),
             (8, [Some(b), Some(c)].into()),

@@ -8,7 +8,9 @@ use tracing::{debug, info};
 
 use super::attached::Attached;
 use super::bridge;
-use super::element::{all, of_block, of_identity, of_pod_rules, of_taken, permitted_sets_of};
+use super::element::{
+    all, of_block, of_identity, of_pod_rules, of_taken, permitted_sets_of, sorted,
+};
 use super::neighbour::{drop_waiting, restricted};
 use super::noted::{note, of_each, replace};
 use super::number::Numbers;
@@ -484,6 +486,10 @@ pub fn render(plan: &Plan) -> Rendering {
             FirewallTable::Ip(version) => all(firewall, pods, version, &numbers),
             FirewallTable::Bridge => bridge::elements(firewall, pods, &BTreeSet::new()),
         };
-        shown.with(&table.schema(scope), &table.chains(firewall, scope), &elements)
+        shown.with(
+            &table.schema(scope),
+            &table.chains(firewall, scope),
+            &sorted(elements.collect()),
+        )
     })
 }

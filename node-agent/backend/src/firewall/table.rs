@@ -131,12 +131,12 @@ impl Content for FirewallContent<'_> {
     /// While policies are not known, pods that come wait, and nothing else is touched.
     fn elements(&self) -> impl Iterator<Item = Element> {
         let pods = self.plan.recorded();
-        let elements = match self.table {
-            _ if !self.firewall.is_known() => self.of_each_pod().collect(),
+        let elements: Box<dyn Iterator<Item = Element>> = match self.table {
+            _ if !self.firewall.is_known() => Box::new(self.of_each_pod()),
             FirewallTable::Ip(version) => all(self.firewall, pods, version, self.numbers),
             FirewallTable::Bridge => bridge::elements(self.firewall, pods, self.without_netfilter),
         };
-        elements.into_iter()
+        elements
     }
 
     /// A new, empty table in place of another version's would isolate nobody, so the old one stays

@@ -16,8 +16,8 @@ mod tiers;
 use super::Firewall;
 use denizen_model::{
     Block, ClusterPod, Event, Labels, Listing, LocalPod, Mac, NamedPort, Namespace, Namespaces,
-    NetworkPolicy, NodeAddress, NodeLinks, Operator, Peers, PodName, PodSet, PolicyName,
-    PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement, SandboxUids,
+    NetworkPolicy, NodeAddress, NodeLinks, Operator, OwnPodFacts, Peers, PodName, PodSet,
+    PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement,
     Selector, Tunnel,
 };
 use denizen_plan::fixture::{CAPABLE, policy};
@@ -171,16 +171,13 @@ fn cluster_pod(namespace: u8, name: u8, label: u8, web: u8) -> ClusterPod {
     let web =
         NamedPort { name: "web".into(), protocol: Protocol::Tcp, port: port(80 + u16::from(web)) };
     ClusterPod {
-        name: pod_name(namespace, name),
         labels: labels(label),
         ips: [address(namespace, name)].into(),
         ports: [web].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
         host_ips: [format!("192.0.2.{}", label + 1).parse().unwrap()].into(),
-        additional,
-        here: (namespace == 0).then(|| SandboxUids { uid: "u".into(), config_hash: None }),
+        here: (namespace == 0)
+            .then(|| OwnPodFacts { additional, ..OwnPodFacts::new("u".into()) }.into()),
+        ..ClusterPod::named(pod_name(namespace, name))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Label selectors (`metav1.LabelSelector`).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -8,7 +7,7 @@ use serde_json::Value;
 use super::{fields, list, shown};
 use crate::Notes;
 use crate::name::{has_plain_ends, is_dns_name};
-use denizen_model::{Operator, Requirement, Selector};
+use denizen_model::{Operator, Requirement, Selector, SortedSet};
 
 /// How much of a selector is understood.
 pub(crate) enum DecodedSelector {
@@ -38,7 +37,7 @@ pub(crate) fn selector(
     // Of a selector with further fields, these count nevertheless.
     let field = |name| written.get(name).filter(|value: &&Value| !value.is_null());
     let mut whole = known.is_some();
-    let mut requirements = BTreeSet::new();
+    let mut requirements = Vec::new();
     let labels = field("matchLabels");
     match labels.map(|labels| (labels, labels.as_object())) {
         None => {}
@@ -77,7 +76,7 @@ pub(crate) fn selector(
             }
         }
     }
-    let selector = Selector { requirements };
+    let selector = Selector { requirements: requirements.into_iter().collect() };
     if whole { DecodedSelector::Understood(selector) } else { DecodedSelector::InPart(selector) }
 }
 
@@ -95,7 +94,7 @@ fn match_expression(written: &Value) -> Option<Requirement> {
     }
     let key = object.get("key")?.as_str().filter(|key| is_label_key(key))?;
     let values = list(object.get("values").filter(|values| !values.is_null()))?;
-    let values: Option<BTreeSet<Arc<str>>> = values
+    let values: Option<SortedSet<Arc<str>>> = values
         .iter()
         .map(|value| Some(value.as_str().filter(|value| is_label_value(value))?.into()))
         .collect();

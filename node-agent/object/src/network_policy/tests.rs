@@ -6,11 +6,15 @@ use denizen_model::{
     PortMatch, Protocol, Requirement,
 };
 
+fn decoder() -> Decoder {
+    Decoder::new("node-1".into())
+}
+
 fn converted(spec: Value) -> (Policy, Vec<String>) {
     let metadata = json!({ "name": "p", "namespace": "shop" });
     let raw = serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap();
     let mut warnings = Vec::new();
-    let policy = network_policy(&raw, &mut warnings).unwrap();
+    let policy = network_policy(&raw, &mut decoder(), &mut warnings).unwrap();
     (policy, warnings.iter().map(Warning::to_string).collect())
 }
 
@@ -358,8 +362,8 @@ fn metadata_alone_suffices() {
     let raw = read(
         r#"{"metadata":{"name":"p","labels":7,"ownerReferences":"x"},"spec":{"ingress":[7]}}"#,
     );
-    let policy = network_policy(&raw, &mut Vec::new()).unwrap();
+    let policy = network_policy(&raw, &mut decoder(), &mut Vec::new()).unwrap();
     assert_eq!((policy.name.to_string(), policy.ingress), ("default/p".to_owned(), Some(vec![])));
-    let error = network_policy(&read("{}"), &mut Vec::new()).unwrap_err();
+    let error = network_policy(&read("{}"), &mut decoder(), &mut Vec::new()).unwrap_err();
     assert_eq!(error.to_string(), "NetworkPolicy without metadata.name");
 }

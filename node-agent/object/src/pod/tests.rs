@@ -58,7 +58,7 @@ fn a_pod_of_this_node() {
     assert_eq!(found.labels.get("app"), Some("web"));
     let ips: [IpAddr; 2] = ["10.1.0.1", "fd00::1"].map(|ip| ip.parse().unwrap());
     assert_eq!((&*found.ips, found.created), (&ips[..], 100));
-    assert_eq!(found.here, Some(SandboxUids { uid: "u-1".into(), config_hash: None }));
+    assert_eq!(found.here, Some(OwnPodFacts::new("u-1".into()).into()));
     assert!(warnings.is_empty());
 }
 

@@ -4,38 +4,72 @@
 //! pods in the API claim one address, the younger one has it: the other has ended, and its object
 //! is updated late.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
 
 use super::IdentityChange;
 use super::blocks::{Pieces, piece_of};
 use super::group::{GroupId, Groups, PodGroup};
 use super::identity::{Identities, IdentityId, IdentityKey, Knowledge};
 use super::peer::PeerId;
-use denizen_model::PodName;
+use denizen_model::ClusterPod;
 use denizen_state::AttachmentId;
 
 /// Who claims an address. If several do, the greatest wins.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AddressClaimant {
-    /// A recorded pod of this node whose annotation names the address: when it was recorded, and
-    /// its attachment. It loses to a pod that really has the address.
-    Additional(Arc<str>, AttachmentId),
-    /// A pod of the API: when it was created, and its name.
-    Cluster(i64, PodName),
-    /// A recorded pod of this node: when it was recorded, and its attachment.
-    Recorded(Arc<str>, AttachmentId),
+    /// A recorded pod of this node whose annotation names the address. It loses to a pod that
+    /// really has the address.
+    Additional(Arc<RecordedClaimant>),
+    /// A pod of the API.
+    Cluster(ClusterClaimant),
+    /// A recorded pod of this node.
+    Recorded(Arc<RecordedClaimant>),
 }
+
+/// A recorded pod.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RecordedClaimant {
+    added_at: Arc<str>,
+    id: AttachmentId,
+}
+
+/// A pod of the API. Of two, the younger one is greater.
+#[derive(Debug, Clone)]
+pub(super) struct ClusterClaimant(pub Arc<ClusterPod>);
+
+impl Ord for ClusterClaimant {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.0.created, &self.0.name).cmp(&(other.0.created, &other.0.name))
+    }
+}
+
+impl PartialOrd for ClusterClaimant {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for ClusterClaimant {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for ClusterClaimant {}
 
 impl AddressClaimant {
     /// The claimants of a recorded pod: for the addresses of its record, and for those of its
     /// annotation.
     pub fn of_record(id: &AttachmentId, added_at: &Arc<str>) -> [Self; 2] {
-        [
-            Self::Recorded(added_at.clone(), id.clone()),
-            Self::Additional(added_at.clone(), id.clone()),
-        ]
+        let pod = Arc::new(RecordedClaimant { added_at: added_at.clone(), id: id.clone() });
+        [Self::Recorded(pod.clone()), Self::Additional(pod)]
     }
 }
 
@@ -46,19 +80,34 @@ struct AddressClaim {
     group: Option<GroupId>,
 }
 
-/// The claims on one address, and its identity.
+/// An address that pods claim, and its identity. A cluster has as many as pods.
 #[derive(Debug)]
 struct AddressState {
-    /// Sorted: the last one wins.
-    claims: Vec<AddressClaim>,
-    identity: Option<IdentityId>,
+    address: IpAddr,
     /// Whether it had claims at the last [`PodAddresses::identify`].
     was_claimed: bool,
+    /// The group of the claim that wins.
+    group: Option<GroupId>,
+    /// Who makes the claim that wins; `None` if there is none any longer.
+    by: Option<AddressClaimant>,
+    identity: Option<IdentityId>,
 }
 
 impl AddressState {
-    fn group(&self) -> Option<GroupId> {
-        self.claims.last()?.group
+    fn unclaimed(address: IpAddr) -> Self {
+        Self { address, was_claimed: false, group: None, by: None, identity: None }
+    }
+
+    fn take_winner(&mut self) -> Option<AddressClaim> {
+        let group = self.group.take();
+        self.by.take().map(|by| AddressClaim { by, group })
+    }
+
+    fn set_winner(&mut self, winner: Option<AddressClaim>) {
+        (self.by, self.group) = match winner {
+            Some(AddressClaim { by, group }) => (Some(by), group),
+            None => (None, None),
+        };
     }
 }
 
@@ -73,21 +122,18 @@ pub(super) struct AddressChanges {
 /// The addresses of all known pods.
 #[derive(Debug, Default)]
 pub(super) struct PodAddresses {
-    held: HashMap<IpAddr, AddressState>,
+    held: HashTable<AddressState>,
+    hasher: RandomState,
+    /// The claims that lose, sorted, of the few addresses that several pods claim.
+    losing: HashMap<IpAddr, Vec<AddressClaim>>,
     /// Those whose owner, group or blocks may have changed.
     pub touched: BTreeSet<IpAddr>,
 }
 
 impl PodAddresses {
     /// A pod has this address, and is in this group if its labels are known.
-    pub fn claim(
-        &mut self,
-        address: IpAddr,
-        by: AddressClaimant,
-        group: Option<GroupId>,
-        groups: &mut Groups,
-    ) {
-        self.change(address, groups, |claims| {
+    pub fn claim(&mut self, address: IpAddr, by: AddressClaimant, group: Option<GroupId>) {
+        self.change(address, |claims| {
             claims.retain(|claim| claim.by != by);
             let at = claims.partition_point(|claim| claim.by < by);
             claims.insert(at, AddressClaim { by, group });
@@ -95,46 +141,58 @@ impl PodAddresses {
     }
 
     /// A pod no longer has this address.
-    pub fn disclaim(&mut self, address: IpAddr, by: &AddressClaimant, groups: &mut Groups) {
-        self.change(address, groups, |claims| claims.retain(|claim| claim.by != *by));
+    pub fn disclaim(&mut self, address: IpAddr, by: &AddressClaimant) {
+        self.change(address, |claims| claims.retain(|claim| claim.by != *by));
     }
 
-    fn change(
-        &mut self,
-        address: IpAddr,
-        groups: &mut Groups,
-        change: impl FnOnce(&mut Vec<AddressClaim>),
-    ) {
+    fn change(&mut self, address: IpAddr, change: impl FnOnce(&mut Vec<AddressClaim>)) {
         self.touched.insert(address);
-        let unclaimed =
-            || AddressState { claims: Vec::with_capacity(1), identity: None, was_claimed: false };
-        let held = self.held.entry(address).or_insert_with(unclaimed);
-        let before = held.group();
-        change(&mut held.claims);
-        let after = held.group();
-        if before != after {
-            before.into_iter().for_each(|group| groups.note_address(group, address, false));
-            after.into_iter().for_each(|group| groups.note_address(group, address, true));
+        let Self { held, hasher, losing, .. } = self;
+        let hash = |address: IpAddr| hasher.hash_one(address);
+        let is_same = |held: &AddressState| held.address == address;
+        let found = held.entry(hash(address), is_same, |held| hash(held.address));
+        let mut found = found.or_insert_with(|| AddressState::unclaimed(address));
+        let held = found.get_mut();
+        let mut claims = losing.remove(&address).unwrap_or_default();
+        claims.extend(held.take_winner());
+        change(&mut claims);
+        held.set_winner(claims.pop());
+        if !claims.is_empty() {
+            losing.insert(address, claims);
         }
+    }
+
+    /// Touches the addresses of pods of these groups.
+    pub fn touch(&mut self, groups: &HashSet<GroupId>) {
+        if !groups.is_empty() {
+            let of_groups = self.held.iter();
+            let of_groups =
+                of_groups.filter(|held| held.group.is_some_and(|group| groups.contains(&group)));
+            self.touched.extend(of_groups.map(|held| held.address));
+        }
+    }
+
+    fn find(&self, address: IpAddr) -> Option<&AddressState> {
+        self.held.find(self.hasher.hash_one(address), |held| held.address == address)
     }
 
     /// Whether a pod has it.
     pub fn is_claimed(&self, address: IpAddr) -> bool {
-        self.held.contains_key(&address)
+        self.find(address).is_some()
     }
 
     /// The recorded pod that has an address, and whether only its annotation names the address.
     pub fn recorded(&self, address: IpAddr) -> Option<(&AttachmentId, bool)> {
-        match &self.held.get(&address)?.claims.last()?.by {
-            AddressClaimant::Recorded(_, id) => Some((id, false)),
-            AddressClaimant::Additional(_, id) => Some((id, true)),
-            AddressClaimant::Cluster(..) => None,
+        match self.find(address)?.by.as_ref()? {
+            AddressClaimant::Recorded(pod) => Some((&pod.id, false)),
+            AddressClaimant::Additional(pod) => Some((&pod.id, true)),
+            AddressClaimant::Cluster(_) => None,
         }
     }
 
     /// Every address that a pod has.
     pub fn all(&self) -> impl Iterator<Item = IpAddr> {
-        self.held.keys().copied()
+        self.held.iter().map(|held| held.address)
     }
 
     /// Gives the touched addresses their identities. Returns what changed.
@@ -146,11 +204,15 @@ impl PodAddresses {
     ) -> AddressChanges {
         let mut changes = AddressChanges::default();
         for address in std::mem::take(&mut self.touched) {
-            let Some(held) = self.held.get_mut(&address) else { continue };
-            let group = held.group().and_then(|group| groups.get(group));
-            let key = match held.claims.is_empty() {
-                true => IdentityKey::default(),
-                false => key_of(address, group, lookup),
+            let hash = self.hasher.hash_one(address);
+            let found = self.held.find_entry(hash, |held| held.address == address);
+            let Ok(mut found) = found else { continue };
+            let held = found.get_mut();
+            let is_claimed = held.by.is_some();
+            let group = held.group.and_then(|group| groups.get(group));
+            let key = match is_claimed {
+                true => key_of(address, group, lookup),
+                false => IdentityKey::default(),
             };
             let before = held.identity.take();
             held.identity = identities.acquire(key);
@@ -159,12 +221,11 @@ impl PodAddresses {
                 let after = held.identity;
                 changes.identities.push(IdentityChange { of: address, before, after });
             }
-            let is_claimed = !held.claims.is_empty();
             if std::mem::replace(&mut held.was_claimed, is_claimed) != is_claimed {
                 changes.claimed.push((address, is_claimed));
             }
-            if held.claims.is_empty() {
-                self.held.remove(&address);
+            if !is_claimed {
+                found.remove();
             }
         }
         changes
@@ -172,11 +233,11 @@ impl PodAddresses {
 
     /// The identity of an address, if it has one of its own: see [`key_of`].
     pub fn identity(&self, address: IpAddr) -> Option<IdentityId> {
-        self.held.get(&address)?.identity
+        self.find(address)?.identity
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
-        self.held.iter().filter_map(|(address, held)| Some((*address, held.identity?)))
+        self.held.iter().filter_map(|held| Some((held.address, held.identity?)))
     }
 }
 

@@ -8,6 +8,7 @@ use super::rules::Direction;
 use super::tier::{self, AllTiers};
 use denizen_model::{
     ClusterFacts, ClusterNetworkPolicy, Labels, LocalPod, NamedPort, NetworkPolicy, PolicyName,
+    SortedSet,
 };
 
 /// Whether one direction of a pod is restricted.
@@ -133,7 +134,7 @@ impl PodRules {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodDescription {
     pub labels: Labels,
-    pub ports: std::sync::Arc<[NamedPort]>,
+    pub ports: SortedSet<NamedPort>,
 }
 
 impl PodDescription {

@@ -1,22 +1,36 @@
 //! Groups of pods with the same namespace, labels and named ports: policies can tell them apart by
 //! address alone. A selector is evaluated once for each group, not for each pod.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::peer::{PeerChanges, PeerId, PeerTable};
-use denizen_model::{ClusterFacts, Labels, NamedPort, Protocol};
+use slab::Slab;
 
+use super::peer::{PeerChanges, PeerId, PeerTable};
+use denizen_model::{ClusterFacts, Labels, NamedPort, Protocol, SortedSet};
+
+/// A group, by its place in [`Groups`]. When the group is gone, another one may get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct GroupId(u32);
+pub(super) struct GroupId(NonZeroU32);
+
+impl GroupId {
+    fn of(place: usize) -> Self {
+        let number = u32::try_from(place + 1).ok().and_then(NonZeroU32::new);
+        Self(number.expect("fewer groups than pods, and fewer pods than 4 billion"))
+    }
+
+    fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 /// What the pods of a group have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct GroupKey {
     pub namespace: Arc<str>,
     pub labels: Labels,
-    pub ports: Arc<[NamedPort]>,
+    pub ports: SortedSet<NamedPort>,
 }
 
 /// Port names that egress rules in force use.
@@ -29,8 +43,6 @@ pub(super) struct PodGroup {
     pub peers: Vec<PeerId>,
     /// Those of its named ports that egress rules in force use.
     pub ports: Vec<NamedPort>,
-    /// The addresses that its pods have.
-    pub addresses: BTreeSet<IpAddr>,
     users: usize,
 }
 
@@ -56,8 +68,7 @@ impl PodGroup {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     ids: HashMap<GroupKey, GroupId>,
-    groups: HashMap<GroupId, PodGroup>,
-    next: u32,
+    groups: Slab<PodGroup>,
     /// Created since the last [`Self::update`].
     fresh: Vec<GroupId>,
 }
@@ -77,60 +88,49 @@ impl Groups {
     /// Adds a pod to the group of this key.
     pub fn acquire(&mut self, key: GroupKey) -> GroupId {
         if let Some(id) = self.ids.get(&key) {
-            if let Some(group) = self.groups.get_mut(id) {
+            if let Some(group) = self.groups.get_mut(id.place()) {
                 group.users += 1;
             }
             return *id;
         }
-        let id = GroupId(self.next);
-        self.next += 1;
-        self.ids.insert(key.clone(), id);
-        let (peers, ports, addresses) = Default::default();
-        self.groups.insert(id, PodGroup { key, peers, ports, addresses, users: 1 });
+        let (peers, ports) = Default::default();
+        let id =
+            GroupId::of(self.groups.insert(PodGroup { key: key.clone(), peers, ports, users: 1 }));
+        self.ids.insert(key, id);
         self.fresh.push(id);
         id
     }
 
     /// Removes a pod from the group.
     pub fn release(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(group) = self.groups.get_mut(id.place()) else { return };
         group.users -= 1;
-        if group.users == 0
-            && let Some(group) = self.groups.remove(&id)
-        {
-            self.ids.remove(&group.key);
+        if group.users == 0 {
+            self.ids.remove(&self.groups.remove(id.place()).key);
         }
     }
 
     pub fn get(&self, id: GroupId) -> Option<&PodGroup> {
-        self.groups.get(&id)
+        self.groups.get(id.place())
     }
 
-    /// Notes that an address joins (`true`) or leaves the group.
-    pub fn note_address(&mut self, id: GroupId, address: IpAddr, has: bool) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            match has {
-                true => group.addresses.insert(address),
-                false => group.addresses.remove(&address),
-            };
-        }
-    }
-
-    /// Brings the groups up to date. Adds the addresses of those that changed to `touched`.
-    pub fn update(&mut self, facts: &GroupFacts<'_>, touched: &mut BTreeSet<IpAddr>) {
+    /// Brings the groups up to date. Returns those that changed, without new ones: the addresses of
+    /// their pods have just been claimed.
+    pub fn update(&mut self, facts: &GroupFacts<'_>) -> HashSet<GroupId> {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
         let GroupFacts { peers, changes, names, names_changed, namespaces, cluster } = facts;
-        // The addresses of their pods are among the touched ones already.
         for id in &fresh {
-            if let Some(group) = self.groups.get_mut(id) {
+            if let Some(group) = self.groups.get_mut(id.place()) {
                 group.match_peers(peers, names, *cluster);
             }
         }
         let peers_changed = !changes.added.is_empty() || !changes.removed.is_empty();
         if namespaces.is_empty() && !peers_changed && !names_changed {
-            return;
+            return HashSet::new();
         }
-        for (_, group) in self.groups.iter_mut().filter(|(id, _)| !fresh.contains(*id)) {
+        let mut changed = HashSet::new();
+        let groups = self.groups.iter_mut().map(|(place, group)| (GroupId::of(place), group));
+        for (id, group) in groups.filter(|(id, _)| !fresh.contains(id)) {
             let before = (group.peers.clone(), group.ports.clone());
             if namespaces.contains(&group.key.namespace) {
                 group.match_peers(peers, names, *cluster);
@@ -148,8 +148,9 @@ impl Groups {
                 group.name_ports(names);
             }
             if before != (group.peers.clone(), group.ports.clone()) {
-                touched.extend(&group.addresses);
+                changed.insert(id);
             }
         }
+        changed
     }
 }

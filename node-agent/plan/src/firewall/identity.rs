@@ -5,13 +5,14 @@
 //! uses never splits it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroU64;
 
 use super::peer::PeerId;
 use denizen_model::NamedPort;
 
 /// An identity. Its number is never used again while the agent runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct IdentityId(pub u64);
+pub struct IdentityId(pub NonZeroU64);
 
 /// The properties that all addresses of an identity share.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -61,7 +62,7 @@ pub(super) struct Identities {
     ids: HashMap<IdentityKey, IdentityId>,
     known: BTreeMap<IdentityId, UsedIdentity>,
     of_peer: HashMap<PeerId, BTreeSet<IdentityId>>,
-    next: u64,
+    last: u64,
     /// Created since [`Self::take_changes`].
     fresh: Vec<IdentityId>,
     /// Identities whose last address left since [`Self::take_changes`]. They may have got another
@@ -88,8 +89,8 @@ impl Identities {
             self.known.get_mut(id)?.users += 1;
             return Some(*id);
         }
-        let id = IdentityId(self.next);
-        self.next += 1;
+        self.last += 1;
+        let id = IdentityId(NonZeroU64::new(self.last)?);
         for peer in &key.peers {
             self.of_peer.entry(*peer).or_default().insert(id);
         }

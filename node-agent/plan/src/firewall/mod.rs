@@ -67,8 +67,11 @@ use self::peer::{PeerId, PeerTable};
 use self::pod_needs::NeedsTracker;
 use self::rules::PoliciesInForce;
 use self::update::FirewallUpdate;
-use denizen_model::{LocalPod, Model, ModelChange, NodeLinks, PodName, PodSet, PolicyName};
+use denizen_model::{
+    LocalPod, Model, ModelChange, NodeLinks, PodByName, PodName, PodSet, PolicyName,
+};
 use denizen_state::AttachmentId;
+use foldhash::quality::RandomState;
 use ipnetwork::IpNetwork;
 
 pub use self::blocks::AddressRange;
@@ -109,8 +112,8 @@ pub struct FirewallPlan {
     subjects: BTreeMap<AttachmentId, FirewallPod>,
     pod_rules: BTreeMap<IpAddr, PodRules>,
     owners: BTreeMap<IpAddr, AttachmentId>,
-    /// The pods of the API, with the addresses that they claim.
-    claims: HashMap<PodName, ClusterClaim>,
+    /// The pods of the API whose addresses count, and their groups.
+    claims: HashMap<PodByName, GroupId, RandomState>,
     /// Pods whose attachment was removed, and whose object in the API is still there.
     departed: BTreeMap<PodName, Arc<str>>,
     rules: PoliciesInForce,
@@ -167,13 +170,6 @@ impl FirewallPod {
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ips.iter().chain(&*self.additional).copied()
     }
-}
-
-#[derive(Debug)]
-struct ClusterClaim {
-    ips: Box<[IpAddr]>,
-    group: GroupId,
-    created: i64,
 }
 
 /// A changed decision about one address of this node's pods.
@@ -374,8 +370,9 @@ impl FirewallPlan {
     }
 
     /// Every address that is a pod's or a node's.
-    pub fn taken(&self) -> BTreeSet<IpAddr> {
-        self.addresses.all().chain(self.nodes.iter().copied()).collect()
+    pub fn taken(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        let nodes = self.nodes.iter().filter(|ip| !self.addresses.is_claimed(**ip));
+        self.addresses.all().chain(nodes.copied())
     }
 
     /// Where tunnels of nodes may end: their addresses, and the broadcast addresses of this node's

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use denizen_model::{Block, Labels, Namespaces, Operator, PolicyPeer, Selector};
+use denizen_model::{Block, Labels, Namespaces, Operator, PolicyPeer, Selector, SortedSet};
 
 /// A peer of policies in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,7 +132,7 @@ impl fmt::Display for SelectorText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, requirement) in self.0.requirements.iter().enumerate() {
             let key = &requirement.key;
-            let joined = |values: &std::collections::BTreeSet<Arc<str>>| {
+            let joined = |values: &SortedSet<Arc<str>>| {
                 values.iter().map(|value| &**value).collect::<Vec<_>>().join(",")
             };
             f.write_str(if n == 0 { "" } else { "," })?;

@@ -97,18 +97,24 @@ impl PortsByPeer {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use super::*;
 
+    fn id(number: u64) -> Option<IdentityId> {
+        NonZeroU64::new(number).map(IdentityId)
+    }
+
     fn by_peer(of: &[(u64, bool)], before: Option<&PortsByPeer>) -> PortsByPeer {
-        let peers = of.iter().map(|(id, _)| Some(IdentityId(*id)));
-        PortsByPeer::new(peers, before, |id| {
-            let passes = of.iter().any(|(peer, passes)| Some(IdentityId(*peer)) == id && *passes);
+        let peers = of.iter().map(|(number, _)| id(*number));
+        PortsByPeer::new(peers, before, |of_peer| {
+            let passes = of.iter().any(|(peer, passes)| id(*peer) == of_peer && *passes);
             if passes { PermittedPorts::all() } else { PermittedPorts::none() }
         })
     }
 
     fn ids<'a>(by_peer: impl Iterator<Item = &'a PeerPorts>) -> Vec<u64> {
-        by_peer.filter_map(|(id, _)| id.map(|id| id.0)).collect()
+        by_peer.filter_map(|(id, _)| id.map(|id| id.0.get())).collect()
     }
 
     #[test]
@@ -127,10 +133,10 @@ mod tests {
         assert_eq!(before.permitted_sets().count(), 2);
         // It is not decided again.
         let after = by_peer(&[(2, true), (3, false), (4, true)], Some(&before));
-        assert!(after.of(Some(IdentityId(2))).is_some_and(PermittedPorts::is_none));
-        assert!(after.of(Some(IdentityId(3))).is_some_and(PermittedPorts::is_all));
-        assert_eq!(after.of(Some(IdentityId(1))), None);
-        let [of_3, of_4] = [3, 4].map(|id| after.of(Some(IdentityId(id))).unwrap().address());
+        assert!(after.of(id(2)).is_some_and(PermittedPorts::is_none));
+        assert!(after.of(id(3)).is_some_and(PermittedPorts::is_all));
+        assert_eq!(after.of(id(1)), None);
+        let [of_3, of_4] = [3, 4].map(|number| after.of(id(number)).unwrap().address());
         assert_eq!(of_3, of_4);
     }
 }

@@ -9,16 +9,9 @@ use denizen_model::{
 fn pod(number: u32) -> Event {
     let name = PodName { namespace: "x".into(), name: format!("pod-{number}").into() };
     let pod = ClusterPod {
-        name: name.clone(),
         labels: Labels::from_iter([("app", "web"), ("pod-template-hash", &*number.to_string())]),
         ips: [ip(&format!("10.64.{}.{}", number / 256, number % 256))].into(),
-        ports: [].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
-        here: None,
+        ..ClusterPod::named(name.clone())
     };
     Event::ClusterPod(name, Some(pod.into()))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::address::{AddressClaimant, BlockLookup};
+use super::address::{AddressClaimant, BlockLookup, ClusterClaimant};
 use super::address_key::{key_of_range, keys_of_nodes, ranges_of_pods};
 use super::blocks::{AddressRange, Piece, pieces};
 use super::class::ClassFacts;
@@ -17,10 +17,12 @@ use super::peer::PeerScope;
 use super::permission::RuleChanges;
 use super::tier::AllTiers;
 use super::{
-    Blocks, ClusterClaim, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused,
-    PodRulesChange, own_addresses,
+    Blocks, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused, PodRulesChange,
+    own_addresses,
 };
-use denizen_model::{ClusterFacts, LocalPod, Model, ModelChange, PodName, PodSet, PolicyName};
+use denizen_model::{
+    ClusterFacts, LocalPod, Model, ModelChange, PodByName, PodName, PodSet, PolicyName,
+};
 use denizen_state::AttachmentId;
 
 /// The plan being updated, and the changes so far.
@@ -116,13 +118,12 @@ impl<'a> FirewallUpdate<'a> {
         let is_first = !std::mem::replace(&mut self.plan.known, true);
         self.plan.left_open = false;
         self.plan.any_policy = cluster.policies().next().is_some() || cluster.has_tiers();
-        let mut names = change.cluster_pods.clone();
-        if is_first {
-            names.extend(cluster.pods().map(|pod| pod.name.clone()));
-        }
+        // The first time, all pods are: no copy of their names is needed for that.
+        let mut names = if is_first { BTreeSet::new() } else { change.cluster_pods.clone() };
         let touched = self.update_subjects(cluster, recorded, change, is_first, &mut names);
-        for name in &names {
-            self.update_claims(name, cluster);
+        match is_first {
+            true => cluster.pods().for_each(|pod| self.update_claims(&pod.name, cluster)),
+            false => names.iter().for_each(|name| self.update_claims(name, cluster)),
         }
         let policies_changed = is_first || !change.network_policies.is_empty();
         let policies_changed = policies_changed || !change.cluster_network_policies.is_empty();
@@ -234,7 +235,7 @@ impl<'a> FirewallUpdate<'a> {
         });
         let additional = cluster
             .pod_of(pod)
-            .map(|object| object.additional.clone())
+            .and_then(|object| Some(object.here.as_ref()?.additional.clone()))
             .or_else(|| before.as_ref().map(|subject| subject.additional.clone()))
             .filter(|_| self.plan.knows_owners())
             .unwrap_or_default();
@@ -266,7 +267,7 @@ impl<'a> FirewallUpdate<'a> {
         let claimants = AddressClaimant::of_record(&pod.id, &pod.added_at);
         for (addresses, by) in addresses.into_iter().zip(claimants) {
             for ip in addresses {
-                self.plan.addresses.claim(*ip, by.clone(), group, &mut self.plan.groups);
+                self.plan.addresses.claim(*ip, by.clone(), group);
             }
         }
     }
@@ -276,7 +277,7 @@ impl<'a> FirewallUpdate<'a> {
         let [recorded, annotated] = AddressClaimant::of_record(id, &subject.added_at);
         for (addresses, by) in [(&subject.ips[..], recorded), (&subject.additional, annotated)] {
             for ip in addresses {
-                self.plan.addresses.disclaim(*ip, &by, &mut self.plan.groups);
+                self.plan.addresses.disclaim(*ip, &by);
             }
         }
     }
@@ -284,9 +285,9 @@ impl<'a> FirewallUpdate<'a> {
     /// Addresses from the API count for pods of other nodes, and for pods of this node without a
     /// record: their packets come in through no interface of this node.
     fn update_claims(&mut self, name: &PodName, cluster: ClusterFacts<'_>) {
-        if let Some(ClusterClaim { ips, group, created }) = self.plan.claims.remove(name) {
-            let by = AddressClaimant::Cluster(created, name.clone());
-            ips.iter().for_each(|ip| self.plan.addresses.disclaim(*ip, &by, &mut self.plan.groups));
+        if let Some((PodByName(before), group)) = self.plan.claims.remove_entry(name) {
+            let by = AddressClaimant::Cluster(ClusterClaimant(before.clone()));
+            before.ips.iter().for_each(|ip| self.plan.addresses.disclaim(*ip, &by));
             self.plan.groups.release(group);
         }
         let pod = cluster.pod(name);
@@ -306,11 +307,10 @@ impl<'a> FirewallUpdate<'a> {
             ports: pod.ports.clone(),
         });
         for ip in &pod.ips {
-            let by = AddressClaimant::Cluster(pod.created, name.clone());
-            self.plan.addresses.claim(*ip, by, Some(group), &mut self.plan.groups);
+            let by = AddressClaimant::Cluster(ClusterClaimant(pod.clone()));
+            self.plan.addresses.claim(*ip, by, Some(group));
         }
-        let claim = ClusterClaim { ips: pod.ips.clone(), group, created: pod.created };
-        self.plan.claims.insert(name.clone(), claim);
+        self.plan.claims.insert(PodByName(pod.clone()), group);
     }
 
     /// The policies in force are those that select a recorded pod. Returns those that changed.
@@ -349,7 +349,8 @@ impl<'a> FirewallUpdate<'a> {
             namespaces: &change.namespaces,
             cluster,
         };
-        self.plan.groups.update(&facts, &mut self.plan.addresses.touched);
+        let changed = self.plan.groups.update(&facts);
+        self.plan.addresses.touch(&changed);
         let has_blocks = peer_changes.has_blocks();
         if has_blocks {
             self.update_blocks();

@@ -9,8 +9,8 @@ use ipnetwork::IpNetwork;
 use crate::{FirewallPlan, FirewallSettings};
 use denizen_model::{
     ClusterNetworkPolicy, ClusterPod, Event, Labels, Listing, LocalPod, Model, ModelChange,
-    NamedPort, NetworkPolicy, Peers, PodName, PodSet, PolicyPeer, PortMatch, Ports, SandboxUids,
-    Selector, TierPeer, TierPeers, TierPort, TierPorts,
+    NamedPort, NetworkPolicy, OwnPodFacts, Peers, PodName, PodSet, PolicyPeer, PortMatch, Ports,
+    Selector, SortedSet, TierPeer, TierPeers, TierPort, TierPorts,
 };
 use denizen_state::AttachmentId;
 
@@ -19,7 +19,7 @@ use denizen_state::AttachmentId;
 struct GroupKey {
     namespace: Arc<str>,
     labels: Labels,
-    ports: Arc<[NamedPort]>,
+    ports: SortedSet<NamedPort>,
 }
 
 /// An address of a pod.
@@ -108,7 +108,7 @@ impl ImpactInputs {
             };
             let group = *ids.entry(key).or_insert_with(|| {
                 let uid: Arc<str> = "recorded".into();
-                pod.here = Some(SandboxUids { uid: uid.clone(), config_hash: None });
+                pod.here = Some(OwnPodFacts::new(uid.clone()).into());
                 let record = record(self.groups.len(), name, uid, own.clone());
                 self.groups.push(record.id.clone());
                 self.records.pods.push(record);
@@ -218,12 +218,6 @@ impl SelectorKeys {
     fn reduced(&self, pod: ClusterPod) -> ClusterPod {
         let labels = pod.labels.iter().filter(|(key, _)| self.keys.contains(*key));
         let ports = pod.ports.iter().filter(|port| self.names.contains(&port.name));
-        ClusterPod {
-            labels: labels.collect(),
-            ports: ports.cloned().collect(),
-            additional: [].into(),
-            here: None,
-            ..pod
-        }
+        ClusterPod { labels: labels.collect(), ports: ports.cloned().collect(), here: None, ..pod }
     }
 }

@@ -14,16 +14,9 @@ use denizen_model::{
 fn pod(name: &str, address: &str, app: &str) -> Event {
     let name = PodName { namespace: "shop".into(), name: name.into() };
     let pod = ClusterPod {
-        name: name.clone(),
         labels: Labels::from_iter([("app", app), ("pod-index", address)]),
         ips: [ip(address)].into(),
-        ports: [].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
-        here: None,
+        ..ClusterPod::named(name.clone())
     };
     Event::ClusterPod(name, Some(pod.into()))
 }

@@ -1,12 +1,12 @@
 //! Which objects of one kind were sent, and what a list or a change adds. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::mem::{replace, take};
 
-use foldhash::quality::RandomState;
 use jiff::Timestamp;
 use tracing::warn;
 
+use super::sent_table::SentTable;
 use super::{AnyPolicy, WrongPolicy};
 use denizen_model::Event;
 use denizen_object::{DecodedObject, Decoder, ObjectKey, ObjectKind, RawObject};
@@ -20,15 +20,12 @@ const MAX_NAMED: usize = 10;
 const FLUSH_AFTER: usize = 256;
 
 /// The objects that were sent.
-///
-/// Only a hash of each is kept, to notice a difference: the model has the objects. The hash covers
-/// the whole object. A resource version would not do: a restored etcd gives it out a second time.
 #[derive(Debug)]
 pub(super) struct SentObjects {
     kind: ObjectKind,
     decoder: Decoder,
     since: Timestamp,
-    sent: HashMap<ObjectKey, SentObject, RandomState>,
+    sent: SentTable,
     problems: ObjectProblems,
     list: PartialList,
     wrong_policies: Vec<WrongPolicy>,
@@ -36,13 +33,6 @@ pub(super) struct SentObjects {
 
 /// The problems of each object; `None` for objects without a readable name.
 type ObjectProblems = BTreeMap<Option<ObjectKey>, Vec<String>>;
-
-#[derive(Debug)]
-struct SentObject {
-    digest: u64,
-    /// The number of the last list that had it; 0 if none had.
-    list: u32,
-}
 
 /// The list that was begun last, as far as it has not been sent.
 #[derive(Debug, Default)]
@@ -75,7 +65,7 @@ impl SentObjects {
             kind,
             decoder,
             since,
-            sent: HashMap::default(),
+            sent: SentTable::default(),
             problems: ObjectProblems::new(),
             list: PartialList::default(),
             wrong_policies: Vec::new(),
@@ -97,12 +87,14 @@ impl SentObjects {
         let mut reading = self.read(found);
         let (number, problems) = (self.list.number, take(&mut reading.problems));
         note(&mut self.list.problems, reading.key(), problems);
-        let sent = reading.key().and_then(|key| self.sent.get_mut(key));
-        let sent = sent.map(|sent| (replace(&mut sent.list, number), sent.digest));
-        self.list.fresh.extend(reading.decoded.filter(|decoded| {
-            let is_sent = |(last, digest)| last != number && digest == decoded.digest;
-            !sent.is_some_and(is_sent)
-        }));
+        let mut is_known = false;
+        if let Some(sent) = reading.key().and_then(|key| self.sent.get_mut(key)) {
+            // An object that cannot be decoded is there nevertheless.
+            let is_first = replace(&mut sent.list, number) != number;
+            let is_same = |decoded| sent.is_same(decoded);
+            is_known = is_first && reading.decoded.as_ref().is_some_and(is_same);
+        }
+        self.list.fresh.extend(reading.decoded.filter(|_| !is_known));
     }
 
     /// Keeps an object whatever the list says of it: an answer has brought something newer.
@@ -145,10 +137,10 @@ impl SentObjects {
     /// in the list are gone.
     pub(super) fn complete(&mut self) -> Vec<Event> {
         let mut events = Vec::with_capacity(self.list.fresh.len());
-        self.sent.retain(|key, sent| {
+        self.sent.retain(|sent| {
             let stays = sent.list == self.list.number;
             if !stays {
-                events.push(key.gone());
+                events.push(sent.gone());
             }
             stays
         });
@@ -171,9 +163,9 @@ impl SentObjects {
         if let Some(decoded) = reading.decoded {
             // What a list that is not complete has of it is older.
             self.list.fresh.retain(|listed| listed.key != decoded.key);
-            let sent = self.sent.get(&decoded.key).map(|sent| (sent.list, sent.digest));
-            if sent.is_none_or(|(_, digest)| digest != decoded.digest) {
-                let list = sent.map_or(0, |(list, _)| list);
+            let sent = self.sent.get(&decoded.key);
+            if sent.is_none_or(|sent| !sent.is_same(&decoded)) {
+                let list = sent.map_or(0, |sent| sent.list);
                 self.push_events(decoded, list, &mut events);
             }
         }
@@ -191,7 +183,7 @@ impl SentObjects {
 
     /// That this node's Node is not known, if Nodes are sent.
     pub(super) fn lacks_own_node(&self) -> Option<String> {
-        let lacks = self.kind == ObjectKind::Node && !self.sent.contains_key(&ObjectKey::Node);
+        let lacks = self.kind == ObjectKind::Node && self.sent.get(&ObjectKey::Node).is_none();
         lacks.then(|| {
             format!(
                 "Node {} does not exist (yet), so its addresses and its zone are unknown; check \
@@ -250,14 +242,14 @@ impl SentObjects {
 
     /// `list`: the number of the last list that had it.
     fn push_events(&mut self, decoded: DecodedObject, list: u32, events: &mut Vec<Event>) {
-        let DecodedObject { key, digest, event, triggered } = decoded;
+        self.sent.insert(&decoded, list);
+        let DecodedObject { key, event, triggered, .. } = decoded;
         events.push(event);
         if let (ObjectKey::Slice(name), Some(at)) = (&key, triggered)
             && at > self.since
         {
             events.push(Event::Triggered(name.clone(), at));
         }
-        self.sent.insert(key, SentObject { digest, list });
     }
 }
 

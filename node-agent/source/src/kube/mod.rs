@@ -68,6 +68,7 @@ mod pods;
 pub mod probe;
 mod read;
 mod recovery;
+mod sent_table;
 mod served;
 mod silence;
 #[cfg(test)]

@@ -81,16 +81,9 @@ fn a_late_deletion_takes_nothing_from_the_address_next_owner() -> Result<()> {
     world.pods[2] = pod("y", "a", 1, YA);
     let old = PodName { namespace: "y".into(), name: "old".into() };
     let pod = ClusterPod {
-        name: old.clone(),
         labels: Labels::from_iter([("pod", "old")]),
         ips: super::small::addresses(YA).into(),
-        ports: [].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
-        here: None,
+        ..ClusterPod::named(old.clone())
     };
     let claims = Event::ClusterPod(old.clone(), Some(pod.into()));
     let gone = || vec![Event::ClusterPod(old.clone(), None)];

@@ -48,18 +48,7 @@ fn client_is_a_pod() -> Event {
         panic!("a policy")
     };
     let name = PodName { namespace, name: "client".into() };
-    let pod = ClusterPod {
-        name: name.clone(),
-        labels: denizen_model::Labels::default(),
-        ips: [ip(CLIENT)].into(),
-        ports: [].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
-        here: None,
-    };
+    let pod = ClusterPod { ips: [ip(CLIENT)].into(), ..ClusterPod::named(name.clone()) };
     Event::ClusterPod(name, Some(pod.into()))
 }
 

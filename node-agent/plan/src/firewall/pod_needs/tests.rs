@@ -14,9 +14,9 @@ use crate::{FirewallSettings, KnownPods, Planner, Policy, PolicyFlow};
 use denizen_fixture::ip;
 use denizen_model::{
     Action, Block, ClusterNetworkPolicy, ClusterPod, CoveredNamespaces, Event, Labels, Listing,
-    NamedPort, Namespace, Namespaces, NetworkPolicy, Operator, Peers, PodCoverage, PodName,
-    PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement,
-    SandboxUids, Selector, Tier, TierPeer, TierPeers, TierPorts, TierRule,
+    NamedPort, Namespace, Namespaces, NetworkPolicy, Operator, OwnPodFacts, Peers, PodCoverage,
+    PodName, PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol,
+    Requirement, Selector, Tier, TierPeer, TierPeers, TierPorts, TierRule,
 };
 
 const NAMESPACES: [&str; 5] = ["default", "a", "b", "c", "d"];
@@ -45,19 +45,14 @@ fn namespace(name: &str, labels: &[(&str, &str)]) -> Event {
 
 fn pod(namespace: &str, name: &str, address: &str, app: &str, http: u16, is_here: bool) -> Event {
     let name = PodName { namespace: namespace.into(), name: name.into() };
-    let here = is_here.then(|| SandboxUids { uid: "u".into(), config_hash: None });
+    let here = is_here.then(|| OwnPodFacts::new("u".into()).into());
     let named = NamedPort { name: "http".into(), protocol: Protocol::Tcp, port: port(http) };
     let pod = ClusterPod {
-        name: name.clone(),
         labels: Labels::from_iter([("app", app)]),
         ips: [ip(address)].into(),
         ports: [named].into(),
-        created: 0,
-        ends: None,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
         here,
+        ..ClusterPod::named(name.clone())
     };
     Event::ClusterPod(name, Some(pod.into()))
 }

@@ -7,10 +7,10 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use denizen_model::{ClusterPod, Event, PodName};
+use denizen_model::{ClusterPod, Event, PodByName, PodName};
 use foldhash::quality::RandomState;
 
 use super::StreamScope;
@@ -30,7 +30,7 @@ pub(super) struct PodMerge {
 
 /// The pods of other nodes that a stream has. The model has those about which the stream decides,
 /// and no second copy of them.
-type PodView = HashMap<PodName, Arc<ClusterPod>, RandomState>;
+type PodView = HashSet<PodByName, RandomState>;
 
 impl PodMerge {
     /// Takes what a stream brings at `now`, in seconds since 1970. Returns what the model gets.
@@ -80,9 +80,10 @@ impl PodMerge {
             StreamScope::All => self.all.as_mut()?,
         };
         let before = match &pod {
-            Some(pod) => view.insert(name.clone(), pod.clone()),
-            None => view.remove(&name),
+            Some(pod) => view.replace(PodByName(pod.clone())),
+            None => view.take(&name),
         };
+        let before = before.map(|PodByName(pod)| pod);
         if !decides || before == pod {
             return None;
         }
@@ -125,11 +126,11 @@ impl PodMerge {
         let all_leads = self.all_leads;
         let view = self.deciding(&name.namespace);
         let pod = view.and_then(|view| match view.get(&name) {
-            Some(pod) if !all_leads && is_over(pod, now) => {
+            Some(PodByName(pod)) if !all_leads && is_over(pod, now) => {
                 view.remove(&name);
                 None
             }
-            found => found.cloned(),
+            found => found.map(|PodByName(pod)| pod.clone()),
         });
         self.note_end(&name, None, pod.as_ref().and_then(|pod| pod.ends));
         Event::ClusterPod(name, pod)
@@ -158,8 +159,8 @@ impl PodMerge {
         }
         self.ending.retain(|(_, name)| *name.namespace != *namespace);
         let is_in = |name: &&PodName| *name.namespace == *namespace;
-        let others = self.all.iter().flat_map(HashMap::keys).filter(is_in);
-        let names = view.keys().chain(others).cloned().collect();
+        let others = self.all.iter().flat_map(names_of).filter(is_in);
+        let names = names_of(&view).chain(others).cloned().collect();
         self.all_handed_over(names, now)
     }
 
@@ -183,16 +184,17 @@ impl PodMerge {
     /// are `listed`: who leads makes no difference now.
     pub fn agrees(&self, listed: impl Fn(&str) -> bool, now: i64) -> bool {
         let Some(all) = &self.all else { return false };
-        let counts = |name: &PodName, pod: &ClusterPod| {
-            !self.own.contains(name) && !is_over(pod, now) && listed(&name.namespace)
+        let counts = |pod: &ClusterPod| {
+            !self.own.contains(&pod.name) && !is_over(pod, now) && listed(&pod.name.namespace)
         };
         let has_each = |name: &PodName| {
             let view = self.namespaces.get(&name.namespace);
-            view.is_none_or(|view| view.contains_key(name))
+            view.is_none_or(|view| view.contains(name))
         };
         let mut of_namespaces = self.namespaces.values().flatten();
-        of_namespaces.all(|(name, pod)| !counts(name, pod) || all.get(name) == Some(pod))
-            && all.iter().all(|(name, pod)| !counts(name, pod) || has_each(name))
+        let is_same = |pod: &PodByName| all.get(&pod.0.name).is_some_and(|other| other.0 == pod.0);
+        of_namespaces.all(|pod| !counts(&pod.0) || is_same(pod))
+            && all.iter().all(|PodByName(pod)| !counts(pod) || has_each(&pod.name))
     }
 
     /// Lets the stream of all pods decide, and removes those of namespaces. Returns the events
@@ -203,9 +205,9 @@ impl PodMerge {
             return Vec::new();
         }
         self.ending.clear();
-        let all = self.all.iter().flat_map(HashMap::keys);
+        let all = self.all.iter().flat_map(names_of);
         let covered = all.filter(|name| namespaces.contains_key(&name.namespace));
-        let names = namespaces.values().flat_map(HashMap::keys).chain(covered).cloned().collect();
+        let names = namespaces.values().flat_map(names_of).chain(covered).cloned().collect();
         self.all_handed_over(names, now)
     }
 
@@ -215,8 +217,8 @@ impl PodMerge {
         let Some(all) = self.all.take() else { return Vec::new() };
         let led = std::mem::take(&mut self.all_leads);
         let is_led = |name: &&PodName| led || !self.namespaces.contains_key(&name.namespace);
-        let shown = all.keys().filter(is_led);
-        let of_namespaces = self.namespaces.values().flat_map(HashMap::keys).filter(|_| led);
+        let shown = names_of(&all).filter(is_led);
+        let of_namespaces = self.namespaces.values().flat_map(names_of).filter(|_| led);
         let names: BTreeSet<PodName> = shown.chain(of_namespaces).cloned().collect();
         self.ending.retain(|(_, name)| !names.contains(name));
         self.all_handed_over(names, now)
@@ -236,13 +238,17 @@ impl PodMerge {
             let Some((_, name)) = self.ending.pop_first() else { break };
             let is_own = self.own.contains(&name);
             let Some(view) = self.deciding(&name.namespace) else { continue };
-            if view.get(&name).is_some_and(|pod| is_over(pod, now)) {
+            if view.get(&name).is_some_and(|PodByName(pod)| is_over(pod, now)) {
                 view.remove(&name);
                 events.extend((!is_own).then_some(Event::ClusterPod(name, None)));
             }
         }
         events
     }
+}
+
+fn names_of(view: &PodView) -> impl Iterator<Item = &PodName> {
+    view.iter().map(|PodByName(pod)| &pod.name)
 }
 
 fn is_over(pod: &ClusterPod, now: i64) -> bool {

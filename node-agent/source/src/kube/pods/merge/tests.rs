@@ -1,11 +1,12 @@
 //! Streams that are not in step, and what comes of them.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
 
 use super::*;
-use denizen_model::{Labels, SandboxUids};
+use denizen_model::{Labels, OwnPodFacts};
 
 const NAMESPACES: [&str; 3] = ["a", "b", "c"];
 
@@ -15,16 +16,11 @@ fn name(namespace: &str, name: &str) -> PodName {
 
 fn pod(name: &PodName, state: u8, is_here: bool, ends: Option<i64>) -> Arc<ClusterPod> {
     let pod = ClusterPod {
-        name: name.clone(),
         labels: Labels::from_iter([("state", &*state.to_string())]),
         ips: [IpAddr::from([10, 0, 0, state])].into(),
-        ports: [].into(),
-        created: 0,
         ends,
-        host_network: false,
-        host_ips: [].into(),
-        additional: [].into(),
-        here: is_here.then(|| SandboxUids { uid: "u".into(), config_hash: None }),
+        here: is_here.then(|| OwnPodFacts::new("u".into()).into()),
+        ..ClusterPod::named(name.clone())
     };
     pod.into()
 }
