@@ -183,7 +183,7 @@ impl Observed {
         for element in wanted.filter(|element| covers(element.set)) {
             if let Some(number) = self.elements.number(element.set, &element.key) {
                 let was_wanted = replace(&mut is_wanted[number as usize], true);
-                // With the same value and comment?
+                // It is right if it has the same value and comment.
                 let (value, comment) = self.elements.element(number);
                 if *comment == element.comment && value.as_ref() == Some(&element.value) {
                     continue;

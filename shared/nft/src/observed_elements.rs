@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use crate::bytes::Key;
 use crate::observed::ObservedElement;
@@ -29,26 +30,32 @@ const MEMBER: ObservedElement = (Some(Value::Member), None);
 impl ObservedElements {
     /// Notes an element. If there is one with this key, it is replaced.
     pub fn insert(&mut self, set: SetId, key: &Key, element: ObservedElement) {
-        let number = self.number(set, key).unwrap_or_else(|| self.push(set, key));
-        self.places[number as usize] = match element == MEMBER {
-            true => 0,
-            false => {
-                self.others.push(element);
-                self.others.len() as u32
+        let Self { keys, ends, places, others, numbers, hasher } = self;
+        let wanted = (set.0, key.as_bytes());
+        let of = |number: &u32| record(keys, ends, *number);
+        let found = numbers.entry(
+            hasher.hash_one(wanted),
+            |number| of(number) == wanted,
+            |number| hasher.hash_one(of(number)),
+        );
+        let number = match found {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                let number = ends.len() as u32;
+                keys.push(set.0);
+                keys.extend_from_slice(key.as_bytes());
+                ends.push(keys.len() as u32);
+                places.push(0);
+                *new.insert(number).get()
             }
         };
-    }
-
-    fn push(&mut self, set: SetId, key: &Key) -> u32 {
-        let number = self.ends.len() as u32;
-        self.keys.push(set.0);
-        self.keys.extend_from_slice(key.as_bytes());
-        self.ends.push(self.keys.len() as u32);
-        self.places.push(0);
-        let Self { keys, ends, numbers, hasher, .. } = self;
-        let hash = |number: &u32| hasher.hash_one(record(keys, ends, *number));
-        numbers.insert_unique(hash(&number), number, hash);
-        number
+        places[number as usize] = match element == MEMBER {
+            true => 0,
+            false => {
+                others.push(element);
+                others.len() as u32
+            }
+        };
     }
 
     /// The number of an element, below [`Self::len`].
