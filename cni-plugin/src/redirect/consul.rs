@@ -8,7 +8,7 @@ use denizen_state::redirect::Redirect;
 use serde_json::Value;
 
 use super::key::{self, RedirectKey, boolean, malformed, one, port, set};
-use super::profile::Reads;
+use super::reads::Reads;
 use crate::error::shortened;
 
 const CONFIG: &str = "consul.hashicorp.com/redirect-traffic-config";
@@ -22,7 +22,7 @@ static DNS_PORT: RedirectKey =
 
 /// The annotations that say what is redirected.
 pub(super) static ANNOTATIONS: [(&str, Reads); 2] =
-    [(CONFIG, Reads::Consul), ("consul.hashicorp.com/dual-stack", Reads::One(&DUAL_STACK))];
+    [(CONFIG, Reads::Several(apply)), ("consul.hashicorp.com/dual-stack", Reads::One(&DUAL_STACK))];
 
 /// The fields of the annotation, as the type `iptables.Config` of Consul's SDK has them.
 static FIELDS: [(&str, &RedirectKey); 8] = [
@@ -48,7 +48,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> bool {
 }
 
 /// Reads [`CONFIG`], and returns the values that it changed.
-pub(super) fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
+fn apply(to: &mut Redirect, text: &str) -> Result<Vec<&'static str>, String> {
     let mut fields: BTreeMap<String, Value> =
         json::parse(text).map_err(|error| malformed(&error))?;
     // Go writes unset fields, too.

@@ -10,7 +10,7 @@ use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
 use super::key::{self, RedirectKey, cidrs, list, malformed, ports, set};
-use super::profile::Reads;
+use super::reads::Reads;
 use crate::error::quoted;
 
 /// What the injector did to the pod.

@@ -6,6 +6,7 @@ use denizen_state::redirect::Redirect;
 use serde::Deserialize;
 
 use super::key::{self, KEYS, RedirectKey};
+use super::reads::Reads;
 use super::{consul, istio};
 
 /// The annotation that decides whether the pod is redirected, whatever the profile's own conditions
@@ -27,30 +28,6 @@ pub(super) enum Profile {
     Consul,
     /// Any other transparent proxy. The conflist says everything.
     Custom,
-}
-
-/// What an annotation sets.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Reads {
-    /// This value.
-    One(&'static RedirectKey),
-    /// All that Consul's injector writes. Returns the values that it changed.
-    Consul,
-}
-
-impl Reads {
-    /// Applies the annotation's `text` to `redirect`. Returns the names of the changed values, or
-    /// what is wrong with the text.
-    pub(super) fn apply(
-        self,
-        redirect: &mut Redirect,
-        text: &str,
-    ) -> Result<Vec<&'static str>, String> {
-        match self {
-            Reads::One(key) => key.apply(redirect, &key.entries(text)).map(|()| vec![key.name]),
-            Reads::Consul => consul::apply(redirect, text),
-        }
-    }
 }
 
 /// Linkerd's annotations. The injector copies a namespace's onto the pod.

@@ -7,6 +7,7 @@ pub mod forward;
 pub mod host_ports;
 pub mod iptables;
 pub mod ipvs;
+pub mod kube_ipvs0;
 pub mod nftables;
 pub mod portmap;
 pub mod refusals;

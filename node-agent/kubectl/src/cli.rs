@@ -258,4 +258,21 @@ mod tests {
             assert_eq!(Cli::try_parse_from(words.split(' ')).is_ok(), is_right, "{words}");
         }
     }
+
+    #[tokio::test]
+    async fn verbs_and_flags_are_completed_without_a_cluster() {
+        let command = command();
+        let of = async |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            completion::complete(&command, &words).await
+        };
+        let verbs = of(&[""]).await;
+        for verb in ["status\t", "check\t", "explain\t", "drops\t"] {
+            assert!(verbs.lines().any(|line| line.starts_with(verb)), "{verbs}");
+        }
+        assert!(verbs.ends_with("\n:4\n"), "{verbs}");
+        assert_eq!(of(&["--context", "x", "stat"]).await.lines().count(), 2);
+        let flags = of(&["connections", "--"]).await;
+        assert!(flags.contains("--limit\t") && flags.contains("--context\t"), "{flags}");
+    }
 }

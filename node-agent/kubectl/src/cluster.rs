@@ -8,8 +8,8 @@ use clap::Args;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
+use crate::no_answer::NoAnswer;
 use crate::objects::{self, ContainerStatus, Metadata, NodeObject, PodObject, percent};
-use crate::session::NoAnswer;
 
 /// The label of an agent's pod.
 const LABEL: &str = "app.kubernetes.io/name=denizen";

@@ -132,23 +132,6 @@ pub fn install(folder: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn verbs_and_flags_need_no_cluster() {
-        let command = crate::cli::command();
-        let of = async |words: &[&str]| {
-            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            complete(&command, &words).await
-        };
-        let verbs = of(&[""]).await;
-        for verb in ["status\t", "check\t", "explain\t", "drops\t"] {
-            assert!(verbs.lines().any(|line| line.starts_with(verb)), "{verbs}");
-        }
-        assert!(verbs.ends_with("\n:4\n"), "{verbs}");
-        assert_eq!(of(&["--context", "x", "stat"]).await.lines().count(), 2);
-        let flags = of(&["connections", "--"]).await;
-        assert!(flags.contains("--limit\t") && flags.contains("--context\t"), "{flags}");
-    }
-
     #[test]
     fn flags_before_the_verb_are_read() {
         let words = ["--context", "a", "-n=b", "policies"].map(str::to_owned);

@@ -12,6 +12,7 @@
 //! | `cluster` | kubeconfig, nodes, and which pod is a node's agent |
 //! | `objects` | the few fields of Kubernetes objects that count |
 //! | `session` | one conversation with one agent |
+//! | `no_answer` | why a node did not answer |
 //! | `survey` | the same question to all, so many at once, until the deadline |
 //! | `finding` | equal texts of many nodes, once |
 //! | `output` | tables, JSON, and who did not answer |
@@ -23,6 +24,7 @@ pub mod cli;
 mod cluster;
 mod completion;
 mod finding;
+mod no_answer;
 mod objects;
 mod output;
 mod session;

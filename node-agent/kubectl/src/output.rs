@@ -173,7 +173,7 @@ pub fn table(f: &mut fmt::Formatter<'_>, head: &[&str], rows: &[Vec<String>]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session::NoAnswer;
+    use crate::no_answer::NoAnswer;
 
     #[derive(Serialize)]
     struct FoundBody {

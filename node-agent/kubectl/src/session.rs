@@ -10,13 +10,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{Api, AttachParams, AttachedProcess};
 use kube::{Client, Error};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::cluster::{AgentPod, CONTAINER};
+use crate::no_answer::NoAnswer;
 use crate::session::request::Request;
 
 pub mod request;
@@ -44,37 +45,6 @@ const REST: Duration = Duration::from_millis(100);
 const FIRST_WORDS: usize = 4 << 10;
 
 const PROGRAM: &str = "denizen-agent";
-
-/// Why a node did not answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct NoAnswer {
-    /// For scripts.
-    pub code: &'static str,
-    pub reason: String,
-}
-
-impl NoAnswer {
-    pub const NO_AGENT: &str = "no-agent";
-    pub const NOT_RUNNING: &str = "not-running";
-    pub const FORBIDDEN: &str = "forbidden";
-    pub const TIMED_OUT: &str = "timed-out";
-    pub const CUT_OFF: &str = "cut-off";
-    pub const FAILED: &str = "failed";
-
-    pub fn new(code: &'static str, reason: impl Into<String>) -> Self {
-        Self { code, reason: reason.into() }
-    }
-
-    /// Appends to the reason.
-    pub fn and(mut self, more: &str) -> Self {
-        self.reason.push_str(more);
-        self
-    }
-
-    fn timed_out(what: &str, limit: Duration) -> Self {
-        Self::new(Self::TIMED_OUT, format!("{what} within {limit:?}"))
-    }
-}
 
 /// The answers of an agent.
 #[derive(Debug)]

@@ -11,8 +11,9 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::cluster::{NodeAgent, NodeAgents};
+use crate::no_answer::NoAnswer;
 use crate::session::request::Request;
-use crate::session::{self, Answers, NoAnswer};
+use crate::session::{self, Answers};
 
 /// How many are asked at once, and how long.
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@ pub mod connections;
 pub mod drops;
 pub mod explain;
 pub mod impact;
+mod node_drops;
 pub mod policies;
 pub mod refused;
 pub mod services;
@@ -16,7 +17,8 @@ pub mod ui;
 
 use serde::de::DeserializeOwned;
 
-use crate::session::{Answers, NoAnswer};
+use crate::no_answer::NoAnswer;
+use crate::session::Answers;
 
 /// The only answer, read; other answers than those asked for are a failure of this node.
 fn only<T: DeserializeOwned>(answers: Answers) -> Result<T, NoAnswer> {

@@ -24,6 +24,7 @@ mod service_cidr;
 mod slice;
 mod text;
 mod text_map;
+mod time;
 
 use std::fmt;
 
@@ -47,8 +48,9 @@ pub use raw_object::{DecodedObject, RawObject};
 pub use service::{ServiceObject, foreign_service, service};
 pub use service_cidr::{ServiceCidr, service_cidr};
 pub use slice::{EndpointSlice, slice};
-pub use text::{BorrowedText, Time};
+pub use text::BorrowedText;
 pub use text_map::TextMap;
+pub use time::Time;
 
 /// With any value, this label gives a Service or slice to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -86,8 +88,8 @@ impl<'a> FromProtobuf<'a> for Metadata<'a> {
         match field.number {
             1 => self.name = field.text()?,
             3 => self.namespace = Some(field.text()?),
-            8 => self.creation_timestamp = text::time(field)?,
-            9 => self.deletion_timestamp = text::time(field)?,
+            8 => self.creation_timestamp = Time::of(field)?,
+            9 => self.deletion_timestamp = Time::of(field)?,
             11 => self.labels.get_or_insert_default().take(field)?,
             12 => self.annotations.get_or_insert_default().insert(field.message()?),
             _ => {}

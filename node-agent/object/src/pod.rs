@@ -13,7 +13,7 @@ use super::address::{parse_address, parse_range, special_address, usable_address
 use super::service::{port_number, protocol};
 use super::{
     BorrowedText, Decoder, Notes, ObjectError, ObjectKind, TextMap, Time, Warning, elements,
-    namespace_or_default, text as texts,
+    namespace_or_default,
 };
 use crate::protobuf::{Field, FromProtobuf, MapEntry, ProtobufError};
 use denizen_model::{ClusterPod, NamedPort, OwnPodFacts, PodName, SortedSet};
@@ -120,8 +120,8 @@ impl<'a> FromProtobuf<'a> for PodMetadata<'a> {
             1 => self.name = field.text()?,
             3 => self.namespace = Some(field.text()?),
             5 => self.uid = Some(field.text()?),
-            8 => self.creation_timestamp = texts::time(field)?,
-            9 => self.deletion_timestamp = texts::time(field)?,
+            8 => self.creation_timestamp = Time::of(field)?,
+            9 => self.deletion_timestamp = Time::of(field)?,
             11 => self.labels.get_or_insert_default().take(field)?,
             12 => self.annotations.get_or_insert_default().insert(field.message()?),
             _ => {}

@@ -8,6 +8,7 @@
 mod forbidden;
 mod incremental;
 mod pods;
+mod prefix_claim;
 mod reason;
 mod recorded;
 mod services;

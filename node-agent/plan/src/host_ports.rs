@@ -12,6 +12,7 @@ mod claims;
 mod inputs;
 mod key;
 mod remark;
+mod settings;
 #[cfg(test)]
 mod tests;
 
@@ -27,16 +28,10 @@ pub(super) use self::inputs::HostPortInputs;
 use self::inputs::{NodeAddresses, is_of_one_link};
 pub use self::key::{HostPortKey, HostPortPlace};
 pub use self::remark::HostPortRemark;
+pub use self::settings::HostPortSettings;
 use super::services::Frontend;
 use denizen_model::{Protocol, family_of};
 use denizen_state::AttachmentId;
-
-/// Settings for all host ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HostPortSettings {
-    /// Whether host ports are served on 127.0.0.0/8, too, to the node itself.
-    pub localhost: bool,
-}
 
 /// A host port that is served.
 #[derive(Debug, Clone, PartialEq, Eq)]

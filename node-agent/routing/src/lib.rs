@@ -9,6 +9,7 @@ mod direct;
 mod pollable;
 pub mod routes;
 mod routing;
+mod routing_report;
 mod settings;
 mod status;
 
@@ -18,7 +19,8 @@ use denizen_model::Notice;
 
 pub use self::announcer::ProgrammedPlan;
 pub use self::pollable::pollable;
-pub use self::routing::{Routing, RoutingReport};
+pub use self::routing::Routing;
+pub use self::routing_report::RoutingReport;
 pub use self::settings::{AnnounceConfig, RoutingSettings};
 pub use self::status::{AnnouncementsStatus, RoutingStatus};
 

@@ -12,26 +12,15 @@ use denizen_plan::PlanChanges;
 use denizen_plan::explain::Announced;
 
 use crate::announcer::{Announcer, ProgrammedPlan};
-use crate::bird::{BgpStatus, BirdController, with_peers};
+use crate::bird::{BirdController, with_peers};
 use crate::direct::DirectRouter;
-use crate::{AnnouncementsStatus, RoutingSettings, RoutingStatus, SendNotice};
+use crate::{RoutingReport, RoutingSettings, SendNotice};
 
 /// Routes to other nodes' pods, announcements, and BIRD: each `None` if it is off.
 pub struct Routing {
     direct_router: Option<DirectRouter>,
     announcer: Option<Announcer>,
     bird: Option<BirdController>,
-}
-
-/// For `status`.
-#[derive(Debug, Default)]
-pub struct RoutingReport {
-    pub routes: Option<RoutingStatus>,
-    pub announcements: Option<AnnouncementsStatus>,
-    pub bgp: Option<BgpStatus>,
-    pub errors: Vec<String>,
-    /// What somebody asks for in vain, and what is dropped.
-    pub warnings: Vec<String>,
 }
 
 impl Routing {

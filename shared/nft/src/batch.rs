@@ -6,9 +6,10 @@ use denizen_netlink::{Open, Writer};
 use nix::libc;
 
 use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::encode;
 use crate::family::TableFamily;
-use crate::rule::{Chain, Rule};
+use crate::rule::Rule;
 use crate::set::{Element, Schema, Set, SetId, Value};
 use crate::subject::MessageSubject;
 use crate::user_data::comment;

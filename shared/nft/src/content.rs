@@ -1,9 +1,9 @@
 //! The desired content of a table, which a client renders.
 
 use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::difference::Delta;
 use crate::observed::Observed;
-use crate::rule::Chain;
 use crate::set::{Element, SetId};
 
 /// The desired content of a table. A client renders it and decides nothing about how it gets into

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::edit::Edit;
-use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
 
 /// Elements to remove and elements to add. One that is replaced is in both lists; the kernel does

@@ -4,7 +4,7 @@ use denizen_netlink::Attributes;
 
 use crate::batch::INTERVAL_END;
 use crate::bytes::Key;
-use crate::observed::{ObservedElement, observed_element};
+use crate::observed_element::{ObservedElement, observed_element};
 use crate::set::Set;
 
 /// Where a range begins, with what it leads to; or the key behind its last one.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::batch::{Batch, RulePosition};
-use crate::observed::{ObservedChain, ObservedRule};
-use crate::rule::{Chain, Rule};
+use crate::chain::Chain;
+use crate::observed_chain::{ObservedChain, ObservedRule};
+use crate::rule::Rule;
 
 /// Rules to remove from a chain, and rules to add. The others stay, with what they have counted.
 #[derive(Debug, PartialEq, Eq)]

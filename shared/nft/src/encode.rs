@@ -15,7 +15,8 @@ use self::reject::reject_data;
 use crate::bytes::Key;
 use crate::family::TableFamily;
 use crate::field::{Field, Load};
-use crate::rule::{Assigned, Lookup, Operation, Statement, Update, Variable, Verdict, prefix_mask};
+use crate::lookup::{Lookup, prefix_mask};
+use crate::statement::{Assigned, Operation, Statement, Update, Variable, Verdict};
 use denizen_packet::Family;
 
 // Attribute numbers, in the order of the kernel's enums.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{debug, info, warn};
 
+use crate::chain::Chain;
 use crate::content::{Content, Extent};
 use crate::difference::{Delta, Structure};
 use crate::kernel::{Kernel, Mark, NftError};
 use crate::observed::Observed;
 use crate::part::{RejectedElement, commit_parts, try_table};
 use crate::repair::Repair;
-use crate::rule::Chain;
 use crate::sampled::sampled;
 use crate::set::{Element, Schema, SetId};
 use crate::steps::Steps;

@@ -11,11 +11,12 @@ use thiserror::Error;
 use tracing::trace_span;
 
 use crate::batch::{Batch, kind};
+use crate::chain::Chain;
 use crate::counted::CountedElement;
 use crate::family::TableFamily;
 use crate::observed::{Observed, about};
 use crate::read::{ChainView, RuleView, TableView};
-use crate::rule::{Chain, Rule};
+use crate::rule::Rule;
 use crate::rule_id::RuleId;
 use crate::set::{Schema, Set};
 use crate::subject::MessageSubject;

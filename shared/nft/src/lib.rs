@@ -15,6 +15,7 @@
 
 mod batch;
 mod bytes;
+mod chain;
 mod content;
 mod counted;
 mod declaration;
@@ -23,13 +24,17 @@ mod edge;
 mod edit;
 mod encode;
 mod expression;
+mod expression_view;
 mod family;
 mod field;
 mod isolate;
 mod keeper;
 mod kernel;
 mod listing;
+mod lookup;
 mod observed;
+mod observed_chain;
+mod observed_element;
 mod observed_elements;
 mod part;
 mod read;
@@ -38,6 +43,7 @@ mod rule;
 mod rule_id;
 mod sampled;
 mod set;
+mod statement;
 mod steps;
 mod subject;
 #[cfg(test)]
@@ -49,25 +55,26 @@ mod watch;
 
 pub use batch::{Batch, RulePosition};
 pub use bytes::{Bytes, Data, Key, read_address};
+pub use chain::{BaseChain, Chain, ChainKind, Hook};
 pub use content::{Content, Extent};
 pub use counted::CountedElement;
 pub use declaration::SetDeclaration;
 pub use difference::{Delta, Structure};
+pub use expression_view::{Decision, ExpressionView};
 pub use family::TableFamily;
 pub use field::Field;
 pub use keeper::Keeper;
 pub use kernel::{Kernel, Mark, NftError};
+pub use lookup::Lookup;
 pub use observed::Observed;
 pub use part::RejectedElement;
-pub use read::{ChainView, Decision, ExpressionView, RuleView, TableView};
+pub use read::{ChainView, RuleView, TableView};
 pub use repair::Repair;
-pub use rule::{
-    Assigned, BaseChain, Chain, ChainKind, Hook, Limit, Lookup, Operation, Reject, Rule, Statement,
-    Update, Variable, Verdict,
-};
+pub use rule::Rule;
 pub use rule_id::RuleId;
 pub use sampled::sampled;
 pub use set::{DataType, Element, Schema, Set, SetId, Value, endpoint, read_endpoint};
+pub use statement::{Assigned, Limit, Operation, Reject, Statement, Update, Variable, Verdict};
 pub use subject::MessageSubject;
 pub use text::Rendering;
 pub use trace::{TraceEvent, TraceMessage, TraceVerdict, TracedPacket, Tracer};

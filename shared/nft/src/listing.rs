@@ -8,8 +8,8 @@ use denizen_netlink::Attributes;
 
 use crate::bytes::read_address;
 use crate::encode::VERDICT_REGISTER;
+use crate::expression_view::{Decision, ExpressionView};
 use crate::field::{Field, Load, write_value};
-use crate::read::{Decision, ExpressionView, RuleView};
 use denizen_packet::Family;
 
 /// Fields that are printed as nft does. Others have a name here, or are numbers.
@@ -61,9 +61,10 @@ struct Loaded {
 #[derive(Default)]
 struct Registers(BTreeMap<u32, Loaded>);
 
-pub(crate) fn rule_text(rule: &RuleView<'_>) -> String {
+/// What a rule with these expressions matches and does.
+pub(crate) fn rule_text<'a>(expressions: impl Iterator<Item = ExpressionView<'a>>) -> String {
     let mut registers = Registers::default();
-    let texts = rule.expressions().filter_map(|expression| registers.text(&expression));
+    let texts = expressions.filter_map(|expression| registers.text(&expression));
     texts.collect::<Vec<_>>().join(" ")
 }
 

@@ -6,47 +6,16 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use denizen_netlink::{Attributes, Message};
-use nix::libc;
 
-use crate::batch::ACCEPT;
-use crate::bytes::{Data, Key};
+use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::difference::{Delta, Structure};
 use crate::edge::{RangeEdge, ranges};
 use crate::edit::Edit;
-use crate::expression::{self, Expression};
-use crate::family::TableFamily;
+use crate::observed_chain::{ObservedChain, ObservedHook, ObservedRule, wanted_chain};
+use crate::observed_element::observed_element;
 use crate::observed_elements::ObservedElements;
-use crate::rule::{Chain, Rule};
-use crate::rule_id::RuleId;
-use crate::set::{DataType, Element, Schema, Set, SetId, VERDICT, Value, without_comment};
-use crate::user_data::comment_in;
-
-/// What calls a base chain.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ObservedHook {
-    kind: String,
-    hook: u32,
-    priority: i32,
-    policy: u32,
-}
-
-/// A chain as the kernel has it.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct ObservedChain {
-    /// What calls it, if it is a base chain.
-    pub hook: Option<ObservedHook>,
-    /// Its rules, in order.
-    pub rules: Vec<ObservedRule>,
-    /// The handle of each rule, by which it is removed.
-    pub handles: Vec<u64>,
-}
-
-/// A rule as the kernel has it: its id, and what it does. The words behind the id do not count.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct ObservedRule {
-    id: Option<RuleId>,
-    expressions: Vec<Expression>,
-}
+use crate::set::{Element, Schema, Set, SetId, VERDICT, Value, without_comment};
 
 /// A set as the kernel has it: flags, key type and length, data type and length, user data without
 /// the comment.
@@ -57,9 +26,6 @@ pub(crate) struct ObservedSet {
     data: Option<(u32, u32)>,
     user_data: Vec<u8>,
 }
-
-/// An element's value (`None`: something that no element of ours leads to), and its comment.
-pub(crate) type ObservedElement = (Option<Value>, Option<Arc<str>>);
 
 /// All of a table that the driver compares.
 #[derive(Debug, Default)]
@@ -216,15 +182,7 @@ impl Observed {
         let Some(name) = about(table, message).and_then(|a| a.find_str(3)) else {
             return;
         };
-        let hook = attributes.nested(4);
-        let base_chain = hook.find_u32(1).zip(hook.find_u32(2));
-        let hook = base_chain.map(|(hook, priority)| ObservedHook {
-            kind: attributes.find_str(7).unwrap_or_default().to_owned(),
-            hook,
-            priority: priority as i32,
-            policy: attributes.find_u32(5).unwrap_or_default(),
-        });
-        self.chains.entry(name.into()).or_default().hook = hook;
+        self.chains.entry(name.into()).or_default().hook = ObservedHook::read(attributes);
     }
 
     /// Reads a NFT_MSG_NEWRULE.
@@ -233,13 +191,9 @@ impl Observed {
         let Some(chain) = about(table, message).and_then(|a| a.find_str(2)) else {
             return;
         };
-        let rule = ObservedRule {
-            id: attributes.find(7).and_then(comment_in).and_then(RuleId::read),
-            expressions: expression::observed(attributes.nested(4)),
-        };
         let handle = attributes.find(3).and_then(|handle| handle.try_into().ok());
         let chain = self.chains.entry(chain.into()).or_default();
-        chain.rules.push(rule);
+        chain.rules.push(ObservedRule::read(attributes));
         chain.handles.push(handle.map(u64::from_be_bytes).unwrap_or_default());
     }
 
@@ -292,48 +246,12 @@ impl Observed {
     }
 }
 
-/// The chain that the kernel would report for a desired chain.
-pub(crate) fn wanted_chain(family: TableFamily, chain: &Chain) -> ObservedChain {
-    let rule = |rule: &Rule| ObservedRule {
-        id: Some(rule.id(family)),
-        expressions: expression::wanted(family, rule),
-    };
-    ObservedChain {
-        hook: chain.base.map(|base| ObservedHook {
-            kind: base.kind.as_str().to_owned(),
-            hook: base.hook.number(),
-            priority: base.priority,
-            policy: ACCEPT,
-        }),
-        rules: chain.rules.iter().map(rule).collect(),
-        handles: Vec::new(),
-    }
-}
-
 fn wanted_set(set: &Set) -> ObservedSet {
     ObservedSet {
         flags: set.flags(),
         key: set.key_type(),
         data: set.data_type(),
         user_data: without_comment(&set.user_data()),
-    }
-}
-
-pub(crate) fn observed_element(set: &Set, element: Attributes<'_>) -> ObservedElement {
-    let comment = element.find(6).and_then(comment_in).map(Arc::from);
-    (value(set, element), comment)
-}
-
-fn value(set: &Set, element: Attributes<'_>) -> Option<Value> {
-    let data = element.nested(2);
-    match &set.data {
-        DataType::None => Some(Value::Member),
-        DataType::Fields(_) => data.find(1).and_then(Data::from_bytes).map(Value::Data),
-        DataType::Verdict => {
-            let verdict = data.nested(2);
-            let is_goto = verdict.find_u32(1).is_some_and(|code| code as i32 == libc::NFT_GOTO);
-            verdict.find_str(2).filter(|_| is_goto).map(|chain| Value::Goto(chain.into()))
-        }
     }
 }
 

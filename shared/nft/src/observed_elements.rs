@@ -6,7 +6,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use crate::bytes::Key;
-use crate::observed::ObservedElement;
+use crate::observed_element::ObservedElement;
 use crate::set::{SetId, Value};
 
 /// The elements of a table that were read. A firewall of a large cluster has 350,000, most of them

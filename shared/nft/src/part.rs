@@ -9,10 +9,10 @@ use nix::errno::Errno;
 
 use crate::batch::Batch;
 use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::difference::Delta;
 use crate::isolate::isolate;
 use crate::kernel::{Kernel, NftError};
-use crate::rule::Chain;
 use crate::set::{Element, Schema, SetId};
 use crate::subject::MessageSubject;
 

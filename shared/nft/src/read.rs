@@ -3,11 +3,12 @@
 use denizen_netlink::{Attributes, Message};
 use nix::libc;
 
-use crate::encode::{NFTRACE, VERDICT_REGISTER};
+use crate::chain::Hook;
 use crate::expression::{observed, wanted};
+use crate::expression_view::{Decision, ExpressionView};
 use crate::family::TableFamily;
 use crate::listing::rule_text;
-use crate::rule::{Hook, Rule};
+use crate::rule::Rule;
 use crate::rule_id::RuleId;
 use crate::user_data::comment_in;
 
@@ -22,33 +23,6 @@ pub struct ChainView<'a>(pub(crate) Message<'a>);
 /// A rule, as it was read.
 #[derive(Debug, Clone, Copy)]
 pub struct RuleView<'a>(pub(crate) Message<'a>);
-
-/// An expression of a rule, as it was read.
-#[derive(Debug, Clone, Copy)]
-pub struct ExpressionView<'a> {
-    name: &'a str,
-    data: Attributes<'a>,
-}
-
-/// The verdict of an expression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Decision<'a> {
-    /// On with the next rule.
-    Continue,
-    /// The packet passes this base chain; later ones may drop it.
-    Accept,
-    /// It is dropped or refused.
-    Drop,
-    /// Back to where the chain was called.
-    Return,
-    /// To a chain, and back.
-    Jump(&'a str),
-    /// To a chain, not back.
-    Goto(&'a str),
-    /// The rule alone does not show it: a map of verdicts, a queue to a program, a target of
-    /// xtables.
-    Other,
-}
 
 fn table_family(message: &Message<'_>) -> Option<TableFamily> {
     message.family().and_then(TableFamily::from_number)
@@ -112,7 +86,7 @@ impl<'a> RuleView<'a> {
 
     /// What it matches and does, close to nft's own text.
     pub fn text(&self) -> String {
-        rule_text(self)
+        rule_text(self.expressions())
     }
 
     /// What it is removed by.
@@ -133,10 +107,10 @@ impl<'a> RuleView<'a> {
     /// Its comment, as iptables-nft writes it: a match of xtables (`struct xt_comment_info`).
     pub fn xtables_comment(&self) -> Option<&'a str> {
         let is_comment = |expression: &ExpressionView<'_>| {
-            expression.name == "match" && expression.data.find_str(1) == Some("comment")
+            expression.name() == "match" && expression.data().find_str(1) == Some("comment")
         };
         let found = self.expressions().find(is_comment)?;
-        let text = found.data.find(3)?.split(|byte| *byte == 0).next()?;
+        let text = found.data().find(3)?.split(|byte| *byte == 0).next()?;
         std::str::from_utf8(text).ok()
     }
 
@@ -155,8 +129,8 @@ impl<'a> RuleView<'a> {
     /// How many packets its counters counted.
     pub fn packets(&self) -> u64 {
         const PACKETS: u16 = 2;
-        let counters = self.expressions().filter(|expression| expression.name == "counter");
-        let packets = counters.filter_map(|counter| counter.data.find(PACKETS)?.try_into().ok());
+        let counters = self.expressions().filter(|expression| expression.name() == "counter");
+        let packets = counters.filter_map(|counter| counter.data().find(PACKETS)?.try_into().ok());
         packets.map(u64::from_be_bytes).sum()
     }
 
@@ -167,61 +141,7 @@ impl<'a> RuleView<'a> {
 
     /// Its expressions, in order.
     pub fn expressions(&self) -> impl Iterator<Item = ExpressionView<'a>> {
-        self.0.attributes().nested(4).map(|(_, expression)| {
-            let expression = Attributes::new(expression);
-            let name = expression.find_str(1).unwrap_or_default();
-            ExpressionView { name, data: expression.nested(2) }
-        })
-    }
-}
-
-impl<'a> ExpressionView<'a> {
-    /// Its name in the kernel.
-    pub fn name(&self) -> &'a str {
-        self.name
-    }
-
-    /// The expression's attributes (`NFTA_EXPR_DATA`).
-    pub(crate) fn data(&self) -> Attributes<'a> {
-        self.data
-    }
-
-    /// The name of the target of xtables that it asks.
-    pub fn xtables_target(&self) -> Option<&'a str> {
-        (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())
-    }
-
-    /// Whether it makes the kernel report what happens to a packet ([`Statement::Trace`]).
-    ///
-    /// [`Statement::Trace`]: crate::Statement::Trace
-    pub fn traces(&self) -> bool {
-        let sets_it = self.name == "meta" && self.data.find_u32(3).is_some();
-        sets_it && self.data.find_u32(2) == Some(NFTRACE)
-    }
-
-    /// What it decides, if it does.
-    pub fn decision(&self) -> Option<Decision<'a>> {
-        match self.name {
-            "immediate" if self.data.find_u32(1) == Some(VERDICT_REGISTER) => {
-                let verdict = self.data.nested(2).nested(2);
-                let chain = verdict.find_str(2).unwrap_or_default();
-                Some(match verdict.find_u32(1).map(|code| code as i32) {
-                    Some(libc::NF_DROP) => Decision::Drop,
-                    Some(libc::NF_ACCEPT) => Decision::Accept,
-                    Some(libc::NFT_JUMP) => Decision::Jump(chain),
-                    Some(libc::NFT_GOTO) => Decision::Goto(chain),
-                    Some(libc::NFT_RETURN) => Decision::Return,
-                    Some(libc::NFT_CONTINUE) => Decision::Continue,
-                    _ => Decision::Other,
-                })
-            }
-            "reject" => Some(Decision::Drop),
-            // A map of verdicts has one as its destination.
-            "lookup" => {
-                (self.data.find_u32(3) == Some(VERDICT_REGISTER)).then_some(Decision::Other)
-            }
-            "queue" | "target" => Some(Decision::Other),
-            _ => None,
-        }
+        let list = self.0.attributes().nested(4);
+        list.map(|(_, expression)| ExpressionView::read(Attributes::new(expression)))
     }
 }

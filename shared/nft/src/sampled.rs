@@ -1,6 +1,8 @@
 //! Rules that make the kernel report dropped packets while a command watches. Pure.
 
-use crate::rule::{Chain, Limit, Rule, Statement, Verdict};
+use crate::chain::Chain;
+use crate::rule::Rule;
+use crate::statement::{Limit, Statement, Verdict};
 
 /// The most packets of one rule that are shown: for each, the kernel writes two messages.
 const LIMIT: Limit = Limit { burst: 5, hourly: 5 * 3600 };

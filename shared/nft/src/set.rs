@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::bytes::{Data, Key, read_address};
 use crate::family::TableFamily;
 use crate::field::{ByteOrder, Field, write_value};
-use crate::rule::Lookup;
+use crate::lookup::Lookup;
 use crate::user_data::{expression, find_tlv, tlv, with_nul};
 use denizen_packet::Family;
 

@@ -8,13 +8,13 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::chain::Chain;
 use crate::family::TableFamily;
 use crate::field::{Field, bit_names, write_value};
-use crate::rule::{
-    Assigned, Chain, FieldPrefix, Limit, Lookup, Operation, Reject, Rule, Statement, Update,
-    Verdict,
-};
+use crate::lookup::{FieldPrefix, Lookup};
+use crate::rule::Rule;
 use crate::set::{DataType, Element, FieldsText, Schema, Set, Value};
+use crate::statement::{Assigned, Limit, Operation, Reject, Statement, Update, Verdict};
 
 /// The rules of several tables.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -12,7 +12,7 @@ mod disk;
 mod isolate;
 mod orders;
 mod pruning;
-#[path = "../redirection/mod.rs"]
+#[path = "../redirection/redirection.rs"]
 mod redirection;
 mod removal;
 mod spec;

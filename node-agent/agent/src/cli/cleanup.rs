@@ -17,6 +17,7 @@ use denizen_backend::firewall::Firewall;
 use denizen_backend::forward;
 use denizen_backend::host_ports::HostPorts;
 use denizen_backend::ipvs::Kernel;
+use denizen_backend::kube_ipvs0;
 use denizen_backend::nftables::{self, Nftables};
 use denizen_backend::sysctl::{BridgeFilter, Loopback, SYSCTLS};
 use denizen_backend::takeover::{Owner, iptables, ipvs, remove_kube_proxys};
@@ -154,7 +155,7 @@ fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
 /// that an interrupted call can be repeated; until then the node treats service addresses as its
 /// own.
 fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
-    let Some(device) = block_on(ipvs::device())? else {
+    let Some(device) = block_on(kube_ipvs0::device())? else {
         let servers = ipvs::virtual_servers();
         if servers > 0 {
             println!(
@@ -171,7 +172,7 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
         kept = Kernel::remove_foreign(planned)
             .context("cannot remove kube-proxy's virtual servers")?;
     }
-    block_on(ipvs::remove(device))?;
+    block_on(kube_ipvs0::remove(device))?;
     print_removed(1, "kube-proxy ipvs device");
     print_removed(before.saturating_sub(ipvs::all_virtual_servers()), "virtual server");
     if kept > 0 {

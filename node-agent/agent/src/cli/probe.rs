@@ -4,6 +4,7 @@
 //! | file | knows |
 //! | --- | --- |
 //! | `message` | what both ends say to each other |
+//! | `result` | what came of a probe |
 //! | `serve` | the server |
 //! | `connect` | the client |
 
@@ -11,6 +12,7 @@
 
 mod connect;
 mod message;
+mod result;
 mod serve;
 
 use std::fmt;

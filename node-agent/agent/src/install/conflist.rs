@@ -13,8 +13,6 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use super::portmap;
-
 /// The `type` of our entry: the plugin's file name.
 pub const PLUGIN: &str = "denizen";
 
@@ -67,27 +65,9 @@ impl<'a> Conflist<'a> {
         Ok(Self { text, plugins })
     }
 
-    /// The list with `entry`: in place of the existing entry, else at the end. `None` if it needs
-    /// no change.
-    pub fn with(&self, entry: &Value) -> Option<String> {
-        let kept = self.entry().map(|ours| portmap::kept(&ours)).unwrap_or_default();
-        if portmap::replaces(entry) {
-            let (text, mut removed) = portmap::without(self.text).ok()?;
-            if removed.is_empty() {
-                // It was replaced before, or there is none.
-                removed = kept;
-            }
-            let with = Conflist::parse(&text).ok()?.put(&portmap::keeping(entry, &removed));
-            return with.or_else(|| (text != self.text).then_some(text));
-        }
-        if !kept.is_empty() {
-            let without = self.without().ok()??;
-            return Conflist::parse(&without).ok()?.put(entry);
-        }
-        self.put(entry)
-    }
-
-    fn put(&self, entry: &Value) -> Option<String> {
+    /// The list with `entry` in place of the existing one, else at the end; `None` if it needs no
+    /// change.
+    pub(super) fn with_entry(&self, entry: &Value) -> Option<String> {
         if let Some(ours) = self.ours() {
             let is = serde_json::from_str::<Value>(self.plugins[ours].get()).ok();
             return (is.as_ref() != Some(entry))
@@ -100,12 +80,11 @@ impl<'a> Conflist<'a> {
         Some(self.replaced(last.end..last.end, &format!(",{space}{entry}")))
     }
 
-    /// The list without denizen, and with what denizen has replaced; `None` if it does not contain
-    /// denizen.
+    /// The list without denizen's entry; `None` if it has none.
     ///
     /// # Errors
     /// [`Unusable::Alone`].
-    pub fn without(&self) -> Result<Option<String>, Unusable> {
+    pub(super) fn without_entry(&self) -> Result<Option<String>, Unusable> {
         let Some(ours) = self.ours() else {
             return Ok(None);
         };
@@ -114,8 +93,7 @@ impl<'a> Conflist<'a> {
             0 => self.place(0).start..self.place(1).start,
             _ => self.place(ours - 1).end..self.place(ours).end,
         };
-        let kept = self.entry().map(|ours| portmap::kept(&ours)).unwrap_or_default();
-        portmap::with(self.replaced(cut, ""), &kept).map(Some)
+        Ok(Some(self.replaced(cut, "")))
     }
 
     /// The lone plugin that this list was made of, as [`wrapped`] makes it.
@@ -126,7 +104,6 @@ impl<'a> Conflist<'a> {
     }
 
     /// The list as it is written.
-    #[cfg(test)]
     pub(super) fn text(&self) -> &'a str {
         self.text
     }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::conflist::{Conflist, Unusable, wrapped};
-use super::{multus, portmap};
+use super::{multus, own_entry, portmap};
 
 /// The file extensions that runtimes read.
 const ENDINGS: [&str; 3] = ["conflist", "conf", "json"];
@@ -247,7 +247,7 @@ pub fn take_out(folder: &Path) -> Result<ConfigReport, FolderError> {
         }
         let without = match (multus::is_multus(&file.text), file.is_list()) {
             (true, _) => multus::without(&file.text),
-            (false, true) => Conflist::parse(&file.text).and_then(|list| list.without()),
+            (false, true) => Conflist::parse(&file.text).and_then(|list| own_entry::without(&list)),
             (false, false) => continue,
         };
         match without {
@@ -307,7 +307,7 @@ impl Candidate {
     /// The new content of the target; `None` if it needs no change.
     fn with(&self, entry: &Value) -> Result<Option<String>, Unusable> {
         if self.is_list() {
-            return Ok(Conflist::parse(&self.text)?.with(entry));
+            return Ok(own_entry::with(&Conflist::parse(&self.text)?, entry));
         }
         let list = wrapped(&self.text, entry)?;
         let is_so = read(&self.target()).is_ok_and(|text| text == list);

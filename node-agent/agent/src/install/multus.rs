@@ -12,6 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::conflist::{Conflist, Members, Unusable, kind, members, string, wrapped};
+use super::own_entry;
 
 /// The plugin's type: the thin plugin, and the thick one's client.
 const TYPES: [&str; 2] = ["multus", "multus-shim"];
@@ -59,7 +60,7 @@ pub(super) fn without(text: &str) -> Result<Option<String>, Unusable> {
     changed(text, |network| match Conflist::parse(network) {
         Ok(list) => match list.lone() {
             Some(lone) => Ok(Some(lone.to_owned())),
-            None => list.without(),
+            None => own_entry::without(&list),
         },
         Err(_) => Ok(None),
     })
@@ -71,7 +72,7 @@ fn changed(
     change: impl FnOnce(&str) -> Result<Option<String>, Unusable>,
 ) -> Result<Option<String>, Unusable> {
     let alone = match Conflist::parse(text) {
-        Ok(list) => list.without()?,
+        Ok(list) => own_entry::without(&list)?,
         Err(_) => None,
     };
     let now = alone.as_deref().unwrap_or(text);
@@ -89,7 +90,7 @@ fn with_entry(network: &str, entry: &Value) -> Result<Option<String>, Unusable> 
         return Ok(Some(with_entry(inner, entry)?.unwrap_or_else(|| inner.to_owned())));
     }
     match members(network)?.contains_key("plugins") {
-        true => Ok(Conflist::parse(network)?.with(entry)),
+        true => Ok(own_entry::with(&Conflist::parse(network)?, entry)),
         false => wrapped(network, entry).map(Some),
     }
 }

@@ -121,6 +121,3 @@ fn is_portmap(plugin: &RawValue) -> bool {
 fn is(plugin: &RawValue, name: &str) -> bool {
     kind(plugin.get()).as_deref() == Some(name)
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,4 +1,5 @@
-//! The chains of the tables of IP packets: the same whatever pods and policies there are.
+//! The chains of the tables of IP packets, one by one: the same whatever pods and policies there
+//! are.
 
 use std::net::Ipv6Addr;
 use std::sync::Arc;
@@ -10,13 +11,13 @@ use super::rule::{
     base, becomes, chain, dropped, has_any, is_everything, is_unspecified, rule, to, types,
 };
 use super::schema::{FirewallScope, FirewallSet};
-use super::{forwarded_by_ipvs, tunnel};
+use super::tunnel;
 use crate::refusals::{RefusalReason, note_all};
 use denizen_model::Family;
 use denizen_nft::{
     Assigned, Chain, Field, Hook, Key, Lookup, Reject, Rule, Statement, Variable, Verdict,
 };
-use denizen_plan::{Direction, FirewallSettings, KnownPods, MarkBit, ToNode};
+use denizen_plan::{Direction, KnownPods, MarkBit};
 
 /// `raw`: before connection tracking, so that forged packets cost no entry.
 const RAW_PRIORITY: i32 = -300;
@@ -37,43 +38,11 @@ const WITH_PORTS: [u8; 3] = [TCP, 17, 132];
 const TCP_FLAGS: Field = Field::TransportByte(13);
 const FIN: u32 = 1;
 
-/// All chains, each before those that refer to it.
-pub fn all(version: Family, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
-    let out = Program { version, scope, pods: settings.pods };
-    let tiers = Direction::BOTH.into_iter().filter(|_| scope.is_tiered());
-    let tiers = tiers.map(|direction| out.tiers(direction));
-    let refused = Direction::BOTH.map(|direction| out.refused(direction));
-    let port_ranges = Direction::BOTH.map(|direction| out.port_ranges(direction));
-    let policies = Direction::BOTH.map(|direction| out.policies(direction));
-    let mut to_node = Vec::from(out.translated_to_tunnel());
-    match settings.to_node {
-        ToNode::Enforce => to_node.extend(out.to_node()),
-        ToNode::Allow => {}
-    }
-    let here = match settings.by_ipvs {
-        true => forwarded_by_ipvs::chains(&out, to_node).into(),
-        false => vec![input(to_node)],
-    };
-    [out.permitted(), out.forbidden(), out.tunnels()]
-        .into_iter()
-        .chain(refused)
-        .chain(tiers)
-        .chain(port_ranges)
-        .chain(policies)
-        .chain([out.sources(), out.forward()])
-        .chain(here)
-        .collect()
-}
-
 /// The tables' chains in one IP version.
 pub(super) struct Program {
-    version: Family,
-    scope: FirewallScope,
-    pods: KnownPods,
-}
-
-fn input(rules: Vec<Rule>) -> Chain {
-    base("input", Hook::Input, POLICY_PRIORITY, "what pods send to their own node", rules)
+    pub version: Family,
+    pub scope: FirewallScope,
+    pub pods: KnownPods,
 }
 
 fn tiers_chain(direction: Direction) -> Arc<str> {
@@ -159,7 +128,7 @@ impl Program {
 
     /// Checks the sources of routed pods' packets; for pods on bridges, the bridge's table does. Of
     /// an unrestricted pod, it drops only packets that impersonate another pod, a node or a router.
-    fn sources(&self) -> Chain {
+    pub(super) fn sources(&self) -> Chain {
         let foreign = Statement::NotIn(FirewallSet::PodInterfaces.declared(self.version).lookup());
         let mut rules =
             vec![rule("does not come from a pod's interface", [foreign, to(Verdict::Return)])];
@@ -194,7 +163,7 @@ impl Program {
 
     /// A packet encapsulated for the node's tunnel would come out with any inner source, and be
     /// judged by that.
-    fn tunnels(&self) -> Chain {
+    pub(super) fn tunnels(&self) -> Chain {
         let rules = match self.pods {
             KnownPods::Some => vec![tunnel::to_anybody()],
             KnownPods::All => vec![
@@ -208,7 +177,7 @@ impl Program {
 
     /// The same through a service, whoever the sender is: nobody needs to reach a tunnel through a
     /// service.
-    fn translated_to_tunnel(&self) -> [Rule; 2] {
+    pub(super) fn translated_to_tunnel(&self) -> [Rule; 2] {
         let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
         let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
         [FirewallSet::TunnelPorts, FirewallSet::TunnelProtocols].map(|set| {
@@ -253,7 +222,7 @@ impl Program {
     /// An end that closes its connection gets a reset. Without it, that end would go on to send what
     /// waits, longer than conntrack remembers a connection that both ends have closed (30 seconds,
     /// `nf_conntrack_tcp_timeout_last_ack`), and that would be taken for a new one.
-    fn forbidden(&self) -> Chain {
+    pub(super) fn forbidden(&self) -> Chain {
         let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
         let reset = [Statement::Counter, Statement::Reject(Reject::TcpReset)];
         let closes = [is_tcp, has_any(TCP_FLAGS, FIN)].into_iter().chain(reset);
@@ -266,7 +235,7 @@ impl Program {
 
     /// `return`, never `accept`: what another table drops stays dropped, and a permitted direction
     /// does not permit the other one.
-    fn forward(&self) -> Chain {
+    pub(super) fn forward(&self) -> Chain {
         let mut rules = self.established();
         rules.extend(self.neighbour_discovery());
         rules.extend(self.translated_to_tunnel());
@@ -321,7 +290,7 @@ impl Program {
     /// Judges a pod that ClusterNetworkPolicies select, in three look-ups: the peer's number, the
     /// port set for pod and peer, the port in the port set. The port set includes all policies of
     /// all tiers.
-    fn tiers(&self, direction: Direction) -> Chain {
+    pub(super) fn tiers(&self, direction: Direction) -> Chain {
         let permitted = || to(Verdict::Goto("permitted".into()));
         let itself = [self.is_in(FirewallSet::Itself)].into_iter().chain(becomes(ITSELF));
         let by_peer = Assigned::Found(self.lookup(FirewallSet::PortsByPeer(direction)));
@@ -356,7 +325,7 @@ impl Program {
     }
 
     /// The rules about what pods send to their own node.
-    fn to_node(&self) -> Vec<Rule> {
+    pub(super) fn to_node(&self) -> Vec<Rule> {
         let mut rules = self.established();
         rules.extend(self.neighbour_discovery());
         let jump = to(Verdict::Jump(Direction::Egress.to_string().into()));
@@ -372,7 +341,7 @@ impl Program {
 
     /// Looks up what is permitted to everybody, then what is permitted to the peer. The number of
     /// the peer's identity is in the packet's priority meanwhile.
-    fn policies(&self, direction: Direction) -> Chain {
+    pub(super) fn policies(&self, direction: Direction) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let mut rules = Vec::new();
         if self.scope.is_tiered() {
@@ -417,7 +386,7 @@ impl Program {
 
     /// Looks for the port in ranges of ports, one length of their prefixes after another. The
     /// packet's priority says whether it was found.
-    fn port_ranges(&self, direction: Direction) -> Chain {
+    pub(super) fn port_ranges(&self, direction: Direction) -> Chain {
         let why = "a range with this port";
         let found = self.in_port_ranges(FirewallSet::PortRanges(direction)).map(|is_in| {
             rule(why, [is_in].into_iter().chain(becomes(number::ALL)).chain([to(Verdict::Return)]))
@@ -444,14 +413,14 @@ impl Program {
 
     /// Clears the packet's priority, which held the peer's number, and returns to the rule behind
     /// the jump.
-    fn permitted(&self) -> Chain {
+    pub(super) fn permitted(&self) -> Chain {
         let clear = Statement::Assign(Variable::Priority, Assigned::Zero);
         let rules = vec![rule("gives the priority back, which held the peer's number", [clear])];
         chain("permitted".into(), "a policy permits it: on to the other direction", rules)
     }
 
     /// Notes the flow, then drops; a table that exists only for pending pods notes nothing.
-    fn refused(&self, direction: Direction) -> Chain {
+    pub(super) fn refused(&self, direction: Direction) -> Chain {
         let why = "notes whose packets no policy permits, for 15 minutes";
         let noting = note_all(RefusalReason::NoPolicy(direction).set(), self.version);
         let noting = noting.into_iter().filter(|_| self.scope != FirewallScope::Idle);

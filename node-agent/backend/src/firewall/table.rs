@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::bridge;
 use super::element::{all, of_permitted_sets, of_pod, of_pod_rules, of_surroundings};
+use super::ip_chains::ip_chains;
 use super::number::Numbers;
-use super::program;
 use super::records::Records;
 use super::schema::{FirewallScope, FirewallSet, schema};
 use denizen_model::{Family, LocalPod, family_of};
@@ -53,7 +53,7 @@ impl FirewallTable {
     /// All chains, each before those that refer to it.
     pub fn all_chains(self, settings: FirewallSettings, scope: FirewallScope) -> Vec<Chain> {
         match self {
-            Self::Ip(version) => program::all(version, settings, scope),
+            Self::Ip(version) => ip_chains(version, settings, scope),
             Self::Bridge => bridge::all(settings.pods),
         }
     }

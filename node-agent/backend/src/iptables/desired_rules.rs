@@ -2,10 +2,10 @@
 
 use std::num::NonZeroU16;
 
-use super::fixed::RulesetConfig;
 use super::name::IpsetName;
 use super::pods::Pods;
 use super::ruleset::Ruleset;
+use super::ruleset_config::RulesetConfig;
 use super::text::IptablesRendering;
 use crate::SetSize;
 use crate::nftables::{Nftables, NoKernel};

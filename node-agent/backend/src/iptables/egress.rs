@@ -7,9 +7,9 @@
 //! input interface, and before Linux 5.5 (28f8bfd1ac94) no packet has. `MARK` is allowed in any
 //! table (net/netfilter/xt_mark.c).
 
-use super::fixed::RulesetConfig;
 use super::name::{ChainId, ChainName, EGRESS, FORWARDED};
 use super::rule::{Match, Rule, Target};
+use super::ruleset_config::RulesetConfig;
 use crate::why::Why;
 use denizen_iptables::{IptablesError, Table};
 use denizen_model::Family;

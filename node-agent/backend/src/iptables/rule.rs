@@ -1,7 +1,7 @@
 //! A rule, and its text exactly as `iptables-save` prints it.
 
 use std::fmt::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
@@ -60,6 +60,14 @@ pub struct Test {
 
 /// All tests of a rule: each must pass.
 pub type Tests = Vec<Test>;
+
+/// The only test, if there is exactly one: then a rule can require that it does not hold.
+pub fn only_test(rules: &[Tests]) -> Option<&Test> {
+    match rules {
+        [only] if only.len() == 1 => only.first(),
+        _ => None,
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
@@ -315,6 +323,15 @@ fn network(range: &IpNetwork) -> String {
 /// A single address.
 pub fn host(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
+}
+
+/// The loopback addresses of a family.
+pub fn loopback(family: Family) -> IpNetwork {
+    let (address, prefix) = match family {
+        Family::V4 => (IpAddr::from([127, 0, 0, 0]), 8),
+        Family::V6 => (IpAddr::from(Ipv6Addr::LOCALHOST), 128),
+    };
+    IpNetwork::new(address, prefix).expect("these prefixes are no longer than their addresses")
 }
 
 /// The probability 1/`n` as the kernel holds it (a fraction of 2³¹), with the precision of

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::fixed::RulesetConfig;
+use super::fixed;
 use super::name::{ChainId, ChainName, ServiceChain};
 use super::rule::Rule;
+use super::ruleset_config::RulesetConfig;
 use super::service::{ServicePort, ServicePortRules, Shared, lower, lower_shared};
 use denizen_iptables::{self as iptables, Desired, Fingerprint, Lines, Table};
 use denizen_model::{Family, ServicePortName};
@@ -59,9 +60,9 @@ impl Ruleset {
         if self.config == before {
             return;
         }
-        self.jumps_changed |= self.config.jumps() != before.jumps();
+        self.jumps_changed |= fixed::jumps(&self.config) != fixed::jumps(&before);
         self.touch_fixed();
-        let old = before.chains().into_iter().map(|(id, _)| (id, None));
+        let old = fixed::chains(&before).into_iter().map(|(id, _)| (id, None));
         self.changed.extend(old);
         let names: Vec<ServicePortName> = if self.config.local != before.local {
             self.ports.keys().cloned().collect()
@@ -172,7 +173,7 @@ impl Ruleset {
     }
 
     fn touch_fixed(&mut self) {
-        let fixed = self.config.chains().into_iter().map(|(id, _)| id);
+        let fixed = fixed::chains(&self.config).into_iter().map(|(id, _)| id);
         let all = fixed.chain(Shared::ALL.map(Shared::chain));
         self.changed.extend(all.map(|id| (id, None)));
     }
@@ -190,10 +191,10 @@ impl Ruleset {
                 found.entry(of.chain()).or_default().push(rule.text(self.config.family));
             }
         }
-        let last = self.lines(&self.config.node_port_jumps());
+        let last = self.lines(&fixed::node_port_jumps(&self.config));
         let services = found.entry(Shared::Services.chain()).or_default();
         services.extend(last);
-        if let Some([first, end]) = self.config.admission() {
+        if let Some([first, end]) = fixed::admission(&self.config) {
             services.insert(0, first.text(self.config.family));
             services.push(end.text(self.config.family));
         }
@@ -208,7 +209,7 @@ impl Desired for Ruleset {
 
     fn for_each(&self, mut each: impl FnMut(iptables::ChainId, Lines)) {
         let mut each = |(table, chain): ChainId, lines| each((table, chain.to_string()), lines);
-        let fixed = self.config.chains().into_iter();
+        let fixed = fixed::chains(&self.config).into_iter();
         fixed.for_each(|(id, rules)| each(id, self.lines(&rules)));
         self.shared().into_iter().for_each(|(id, lines)| each(id, lines));
         for (name, port) in &self.ports {
@@ -219,7 +220,7 @@ impl Desired for Ruleset {
     }
 
     fn jumps(&self) -> Vec<(iptables::ChainId, String)> {
-        let jumps = self.config.jumps().into_iter();
+        let jumps = fixed::jumps(&self.config).into_iter();
         let line = |rule: Rule| rule.text(self.config.family);
         jumps.map(|((table, chain), rule)| ((table, chain.to_string()), line(rule))).collect()
     }
@@ -236,7 +237,8 @@ impl Desired for Ruleset {
                 owned.entry(name).or_insert_with(|| lower(view(&self.config, name, port)).chains);
             }
         }
-        let mut fixed: BTreeMap<ChainId, Vec<Rule>> = self.config.chains().into_iter().collect();
+        let mut fixed: BTreeMap<ChainId, Vec<Rule>> =
+            fixed::chains(&self.config).into_iter().collect();
         let is_shared_changed = Shared::ALL.iter().any(|of| changed.contains_key(&of.chain()));
         let mut shared = if is_shared_changed { self.shared() } else { BTreeMap::new() };
         let found = changed.iter().map(|(id, owner)| {

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::fixed::only_test;
 use super::name::{
     ChainHash, ChainId, ChainName, EXTERNAL_SERVICES, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
     PROXY_FIREWALL, SERVICES, ServiceChain,
 };
-use super::rule::{Match, Rule, Target, Tests, host};
+use super::rule::{Match, Rule, Target, Tests, host, only_test};
 use crate::why::Why;
 use denizen_iptables::Table;
 use denizen_model::{Protocol, ServicePortName, SessionAffinity, TrafficPolicy};

@@ -15,8 +15,8 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::host::{Host, ServersError};
+use crate::kube_ipvs0;
 use crate::sysctl::{IPVS_CONNTRACK, SYSCTLS, value};
-use crate::takeover::ipvs;
 use denizen_route::PROTOCOL;
 
 /// The table of the node's own addresses (`RT_TABLE_LOCAL`).
@@ -87,7 +87,7 @@ impl Kernel {
         if left.is_empty() {
             return Ok(BTreeSet::new());
         }
-        let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
+        let theirs = kube_ipvs0::addresses().map_err(ServersError::Addresses)?;
         Ok(left.into_keys().filter(|ip| !theirs.contains(ip)).collect())
     }
 
@@ -204,7 +204,7 @@ fn ours(
     ipvs: &mut Ipvs,
     routes: &BTreeMap<IpAddr, Option<IpAddr>>,
 ) -> Result<Vec<VirtualServer>, ServersError> {
-    let theirs = ipvs::addresses().map_err(ServersError::Addresses)?;
+    let theirs = kube_ipvs0::addresses().map_err(ServersError::Addresses)?;
     let is_ours = |server: &VirtualServer| {
         let ip = server.key.at.ip();
         routes.contains_key(&ip) && !theirs.contains(&ip)

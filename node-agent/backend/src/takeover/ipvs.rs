@@ -1,16 +1,9 @@
-//! What kube-proxy's ipvs mode leaves besides chains and sets, which `cleanup --kube-proxy`
-//! removes.
+//! What IPVS carries that is not the backend's: the virtual servers of kube-proxy's ipvs mode,
+//! which `cleanup --kube-proxy` removes, and their connections.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-
-use anyhow::Context;
-use futures_util::StreamExt;
-use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::SockaddrStorage;
-use rtnetlink::new_connection;
 
 use crate::ipvs::Kernel;
 
@@ -18,54 +11,6 @@ use crate::ipvs::Kernel;
 /// sends it on through the output hook.
 pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
                              NetworkPolicies are enforced: use another mode of the service proxy";
-
-/// The device that has every service address.
-const DEVICE: &str = "kube-ipvs0";
-
-/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own:
-/// its index, where it is.
-///
-/// # Errors
-/// The kernel's.
-pub async fn device() -> anyhow::Result<Option<u32>> {
-    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
-    tokio::spawn(connection);
-    let mut found = handle.link().get().match_name(DEVICE.to_owned()).execute();
-    match found.next().await {
-        Some(Ok(link)) => Ok(Some(link.header.index)),
-        Some(Err(rtnetlink::Error::NetlinkError(error)))
-            if error.raw_code() == -(Errno::ENODEV as i32) =>
-        {
-            Ok(None)
-        }
-        Some(Err(error)) => Err(error).with_context(|| format!("cannot look for {DEVICE}")),
-        None => Ok(None),
-    }
-}
-
-/// The addresses of the [`device`]; none if there is no such device.
-///
-/// # Errors
-/// The kernel's.
-pub fn addresses() -> Result<BTreeSet<IpAddr>, Errno> {
-    let all = getifaddrs()?.filter(|address| address.interface_name == DEVICE);
-    let ip = |address: SockaddrStorage| {
-        let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
-    };
-    Ok(all.filter_map(|address| ip(address.address?)).collect())
-}
-
-/// Removes the [`device`] of this index.
-///
-/// # Errors
-/// The kernel's.
-pub async fn remove(device: u32) -> anyhow::Result<()> {
-    let (connection, handle, _) = new_connection().context("cannot open netlink to the links")?;
-    tokio::spawn(connection);
-    let removed = handle.link().del(device).execute().await;
-    removed.with_context(|| format!("cannot remove {DEVICE}"))
-}
 
 /// How many virtual servers ipvs has, whoever's.
 pub fn all_virtual_servers() -> usize {

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Api, NodeAgent};
 use crate::finding::{CommonText, Texts, node_names, shape, spread};
+use crate::no_answer::NoAnswer;
 use crate::output::{Body, ClusterReport, Level};
+use crate::session::Answers;
 use crate::session::request::Request;
-use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
 

@@ -5,18 +5,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::node_drops::{NodeDrops, nodes_text, sum};
 use super::only;
 use super::refused::{self, ClusterFlow, NodeRefused};
 use crate::cluster::Api;
 use crate::finding::{CommonText, Texts, node_names};
+use crate::no_answer::NoAnswer;
 use crate::output::{Body, ClusterReport, Level};
+use crate::session::Answers;
 use crate::session::request::{RefusedQuery, Request};
-use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
-
-/// How many nodes are shown for each reason.
-const NODES: usize = 5;
 
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,34 +41,6 @@ pub struct Drop {
     pub packets: u64,
     /// By node, most packets first.
     pub nodes: Vec<NodeDrops>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct NodeDrops {
-    node: String,
-    packets: u64,
-}
-
-impl NodeDrops {
-    pub fn new(node: String, packets: u64) -> Self {
-        Self { node, packets }
-    }
-}
-
-/// Sums the packets of all nodes, and sorts the nodes: most packets first.
-pub fn sum(nodes: &mut [NodeDrops]) -> u64 {
-    nodes.sort_by_key(|of| std::cmp::Reverse(of.packets));
-    nodes.iter().fold(0, |sum: u64, of| sum.saturating_add(of.packets))
-}
-
-/// The first nodes, with their packets.
-pub fn nodes_text(nodes: &[NodeDrops]) -> String {
-    let of = |of: &NodeDrops| format!("{} on {}", of.packets, of.node);
-    let shown = nodes.iter().take(NODES).map(of).collect::<Vec<_>>().join(", ");
-    match nodes.len().saturating_sub(NODES) {
-        0 => shown,
-        more => format!("{shown}, and {more} more nodes"),
-    }
 }
 
 /// What an agent says.
@@ -154,7 +125,7 @@ pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
             if packets > 0 {
                 let key = DropKey { reason, verdict, table };
                 let nodes = by_reason.entry(key).or_default();
-                nodes.push(NodeDrops { node: node.clone(), packets });
+                nodes.push(NodeDrops::new(node.clone(), packets));
             }
         }
     }

@@ -21,9 +21,10 @@ use self::ends::{AddressOwners, Destination, Sender};
 use self::path::{ConnectionVerdict, EndpointPath, Explanation, RouteAnswer};
 use super::only;
 use crate::cluster::{Api, NodeAgent};
+use crate::no_answer::NoAnswer;
 use crate::output::{Body, ClusterReport, Level, table};
+use crate::session::Answers;
 use crate::session::request::{ExplainQuery, Request};
-use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, ask};
 use denizen_text::Printable;
 

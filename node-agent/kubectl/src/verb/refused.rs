@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::drops::{NodeDrops, nodes_text, sum};
+use super::node_drops::{NodeDrops, nodes_text, sum};
 use crate::verb::connections::NamedEnd;
 use denizen_text::{Printable, named_address};
 

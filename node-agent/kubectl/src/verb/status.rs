@@ -9,9 +9,10 @@ use serde_json::value::RawValue;
 use super::only;
 use crate::cluster::Api;
 use crate::finding::{Texts, node_names};
+use crate::no_answer::NoAnswer;
 use crate::output::{Body, ClusterReport, Level, table};
+use crate::session::Answers;
 use crate::session::request::Request;
-use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Unanswered, survey};
 use denizen_text::Printable;
 

@@ -43,9 +43,9 @@ use self::probe::ProbeRunner;
 use self::report::{ConnectivityReport, ProbeSummary, summary};
 use super::ui::QueryOptions;
 use crate::cluster::{Api, NodeAgent, NodeAgents};
+use crate::no_answer::NoAnswer;
 use crate::objects;
 use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswer, described};
-use crate::session::NoAnswer;
 use crate::survey::{Limits, Unanswered};
 use denizen_text::printable_lines;
 

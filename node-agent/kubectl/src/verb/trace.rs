@@ -19,8 +19,9 @@ pub use self::followed::ClusterTrace;
 use self::followed::{NodeTrace, TracedPackets, followed};
 use super::explain::{ExplainArgs, explain};
 use crate::cluster::{Api, NodeAgent};
+use crate::no_answer::NoAnswer;
 use crate::output::ClusterReport;
-use crate::session::{self, NoAnswer};
+use crate::session;
 use crate::survey::{Limits, Unanswered};
 use denizen_text::duration;
 

@@ -4,16 +4,19 @@
 //! | --- | --- |
 //! | `server` | who may ask, and the page's frame |
 //! | `round` | what agents are asked, and on which nodes packets are watched |
+//! | `round_result` | what came of it besides edges |
+//! | `state` | all that is known, and the page's parts of it. Pure |
 //! | `directory` | whose an address is |
 //! | `observation` | what agents say, as edges. Pure |
 //! | `history` | the last minutes of each edge. Pure |
 //! | `drawing` | what is drawn of it. Pure |
-//! | `layout`, `track`, `curve` | where it stands. Pure |
+//! | `layout`, `track`, `curve`, `dimensions` | where it stands. Pure |
 //! | `draw`, `rows` | the picture, and the table beside it. Pure |
 
 #![expect(clippy::disallowed_methods, reason = "minutes pass")]
 
 mod curve;
+mod dimensions;
 mod directory;
 mod draw;
 mod drawing;
@@ -22,6 +25,7 @@ mod layout;
 mod observation;
 mod participant;
 mod round;
+mod round_result;
 mod rows;
 mod server;
 mod state;

@@ -11,33 +11,15 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::super::{FrontendKey, Plan, PlanChanges, ServicePlan};
+use super::super::{Plan, PlanChanges, ServicePlan};
 use super::forbidden::ForbiddenPrefixes;
+use super::prefix_claim::PrefixClaim;
 use super::services::ServiceAnnouncer;
 use super::{
     AnnounceInputs, AnnounceSettings, Announcement, AnnouncementClass, Announcements, Drain,
     DroppedFrontend, PrefixOwner, Withheld, WithheldReason, pods,
 };
 use denizen_model::{Nodes, ServiceName};
-
-/// The decision about one owner's claim on a prefix.
-pub(super) type PrefixDecision = Result<Announcement, Withheld>;
-
-/// The claim of one owner on a prefix.
-#[derive(Debug, PartialEq)]
-pub(super) struct PrefixClaim {
-    pub(super) prefix: IpNetwork,
-    pub(super) verdict: PrefixDecision,
-    /// The owner's frontends at which this node drops packets from outside.
-    pub(super) dropped: Vec<FrontendKey>,
-}
-
-impl PrefixClaim {
-    /// A claim without dropped frontends.
-    pub(super) fn of(prefix: IpNetwork, verdict: PrefixDecision) -> Self {
-        Self { prefix, verdict, dropped: Vec::new() }
-    }
-}
 
 /// What is new in a decision, for the log.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::super::pod_ranges::without_host_bits;
 use super::forbidden::ForbiddenPrefixes;
-use super::incremental::PrefixClaim;
+use super::prefix_claim::PrefixClaim;
 use super::{
     AnnounceInputs, AnnounceSettings, AnnouncedPods, Announcement, AnnouncementClass,
     AnnouncementReason, PrefixOwner, Recorded, Withheld, WithheldReason, newest,

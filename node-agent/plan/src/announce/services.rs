@@ -12,7 +12,7 @@ use super::super::services::{
     location, ready,
 };
 use super::forbidden::ForbiddenPrefixes;
-use super::incremental::PrefixClaim;
+use super::prefix_claim::PrefixClaim;
 use super::{
     AnnounceInputs, Announcement, AnnouncementClass, AnnouncementReason, Drain, NodeExclusion,
     PrefixOwner, Withheld, WithheldReason,

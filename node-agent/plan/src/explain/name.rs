@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use super::packet::{NamedProtocol, PacketError, PacketTarget};
+use super::named_protocol::NamedProtocol;
+use super::packet_error::PacketError;
+use super::packet_target::{PacketEnd, PacketTarget};
 use crate::{Frontend, FrontendAddress, FrontendKind, Plan};
 use denizen_model::{Family, Protocol, ServiceName, family_of};
 
@@ -13,9 +15,6 @@ pub(super) struct NamedEnd<'a> {
     port: Option<&'a str>,
     kind: Option<NamedProtocol>,
 }
-
-/// A destination: an address, and a port or a ping.
-pub(super) type PacketEnd = (IpAddr, PacketTarget);
 
 /// Whether this is a namespace and a name. A namespace is a DNS label, so `ADDR/PREFIX` is not.
 pub(super) fn is_name(text: &str) -> bool {

@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 
-use thiserror::Error;
-
-use super::name::{NamedEnd, PacketEnd, addresses_of, is_name};
+use super::name::{NamedEnd, addresses_of, is_name};
+use super::named_protocol::NamedProtocol;
+use super::packet_error::PacketError;
+use super::packet_target::{PacketEnd, PacketTarget};
 use crate::Plan;
 use denizen_model::{Family, Protocol, family_of};
 
@@ -20,79 +21,6 @@ pub struct FirstPacket {
     pub destination: IpAddr,
     /// Its protocol, and destination port if the protocol has ports.
     pub transport: PacketTarget,
-}
-
-/// The destination port, or a ping.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum PacketTarget {
-    /// A protocol with ports, and the destination's.
-    Port(Protocol, NonZeroU16),
-    /// An echo request, as `ping` sends it: ICMP's or ICMPv6's, as the addresses are.
-    Echo,
-}
-
-/// The word behind the last `/`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NamedProtocol {
-    Ports(Protocol),
-    /// `icmp` or `icmpv6`.
-    Echo(Family),
-}
-
-/// What is wrong with the question.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum PacketError {
-    /// `--from` is not `ADDR[:PORT][@INTERFACE]`.
-    #[error(
-        "--from {0:?}: expected an address, perhaps with a port, or a pod of this node, and \
-         perhaps an interface: 10.1.2.3@cni0, 10.1.2.3:40000, default/web-0"
-    )]
-    From(String),
-    /// `--to` is neither `ADDR:PORT[/PROTO]` nor `ADDR/icmp` or `ADDR/icmpv6`.
-    #[error(
-        "--to {0:?}: expected an address and a port, and perhaps a protocol, or a service, or what \
-         is pinged: 10.96.0.1:443/tcp, [fd00::1]:53/udp, default/web:http, 10.1.2.3/icmp, \
-         fd00::1/icmpv6"
-    )]
-    To(String),
-    /// No pod of this node has the name.
-    #[error("no pod of this node is called {0}")]
-    NoPod(String),
-    /// No service or pod of this node has the name, or not this port.
-    #[error("--to {0:?}: no service has this name and port, and no pod of this node this name")]
-    NoDestination(String),
-    /// A service has several ports.
-    #[error("--to {0:?}: name one of the service's ports: {1}")]
-    WhichPort(String, String),
-    /// Source and destination are of different families.
-    #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
-    Families(IpAddr, IpAddr),
-}
-
-impl NamedProtocol {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        match &*text.to_ascii_lowercase() {
-            "icmp" => Some(Self::Echo(Family::V4)),
-            "icmpv6" => Some(Self::Echo(Family::V6)),
-            _ => Protocol::parse(text).map(Self::Ports),
-        }
-    }
-
-    /// Parses the part before the `/`.
-    fn end(self, text: &str) -> Option<(IpAddr, PacketTarget)> {
-        match self {
-            Self::Ports(protocol) => {
-                let end: SocketAddr = text.parse().ok()?;
-                let port = NonZeroU16::new(end.port())?;
-                Some((end.ip().to_canonical(), PacketTarget::Port(protocol, port)))
-            }
-            Self::Echo(family) => {
-                let address: IpAddr = text.parse().ok()?;
-                let address = address.to_canonical();
-                (family_of(address) == family).then_some((address, PacketTarget::Echo))
-            }
-        }
-    }
 }
 
 impl FirstPacket {
@@ -176,7 +104,7 @@ impl FirstPacket {
     }
 
     /// The destination of [`Self::parse`].
-    pub(super) fn parse_end(to: &str) -> Result<(IpAddr, PacketTarget), PacketError> {
+    pub(super) fn parse_end(to: &str) -> Result<PacketEnd, PacketError> {
         let (end, kind) = match to.rsplit_once('/') {
             Some((end, kind)) => (end, NamedProtocol::parse(kind)),
             None => (to, Some(NamedProtocol::Ports(Protocol::Tcp))),

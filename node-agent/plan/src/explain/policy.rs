@@ -7,7 +7,8 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-use super::packet::{FirstPacket, PacketTarget};
+use super::packet::FirstPacket;
+use super::packet_target::PacketTarget;
 use super::{ExplainStep, Explanation, PacketVerdict};
 use crate::{Plan, PolicyFlow, PolicyResult, PolicyStep, TierStep};
 

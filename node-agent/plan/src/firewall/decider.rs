@@ -10,7 +10,8 @@ use super::evaluation::{ClassPacket, ClassVerdict, Evaluation};
 use super::identity::{IdentityId, IdentityKey};
 use super::permission::ClassKey;
 use super::tier::MatchedRule;
-use denizen_model::{Action, PolicyName, PortMatch, Ports, Protocol, Tier, TierPort, TierPorts};
+use super::tier_decider::TierDecider;
+use denizen_model::{Action, PolicyName, PortMatch, Ports, Protocol, TierPort, TierPorts};
 
 /// Who decides about a packet in one direction of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,19 +24,6 @@ pub enum Decider {
     Isolated(Arc<[PolicyName]>),
     /// A rule of a ClusterNetworkPolicy accepts or denies it.
     Tier(TierDecider),
-}
-
-/// A rule of a ClusterNetworkPolicy.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TierDecider {
-    pub tier: Tier,
-    pub priority: u16,
-    pub policy: Arc<str>,
-    /// Its index in the policy's list.
-    pub index: usize,
-    /// Empty if it has none.
-    pub name: Arc<str>,
-    pub action: Action,
 }
 
 impl Decider {
@@ -65,20 +53,7 @@ impl Decider {
     /// passed the packet on.
     fn last(matched: &[MatchedRule<'_>], action: Action) -> Self {
         let last = matched.iter().rev().find(|matched| matched.rule.action == action);
-        last.map_or(Self::Nobody, |matched| Self::Tier(TierDecider::of(*matched)))
-    }
-}
-
-impl TierDecider {
-    pub(super) fn of(MatchedRule { policy, rule, .. }: MatchedRule<'_>) -> Self {
-        Self {
-            tier: policy.source.tier,
-            priority: policy.source.priority,
-            policy: policy.source.name.clone(),
-            index: rule.index,
-            name: rule.name.clone(),
-            action: rule.action,
-        }
+        last.map_or(Self::Nobody, |last| Self::Tier(TierDecider::of(last.policy, last.rule)))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Whether a pod is isolated, per direction.
 
 use super::IdentityId;
+use super::direction::Direction;
 use super::permission::{ClassKey, Permissions};
 use super::permitted_ports::PermittedPorts;
 use super::ports_by_peer::{PeerPorts, PortsByPeer};
-use super::rules::Direction;
 use super::tier::{self, AllTiers};
 use denizen_model::{
     ClusterFacts, ClusterNetworkPolicy, Labels, LocalPod, NamedPort, NetworkPolicy, PolicyName,

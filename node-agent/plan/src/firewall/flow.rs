@@ -4,9 +4,9 @@
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
+use super::direction::Direction;
 use super::direction_rules::{DirectionDecision, DirectionRules, Isolation};
 use super::evaluation::{ClassPacket, ClassVerdict, Evaluation};
-use super::rules::Direction;
 use super::tier::TierStep;
 use super::{FirewallPlan, ToNode};
 use denizen_model::{PolicyName, Protocol};

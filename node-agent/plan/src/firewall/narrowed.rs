@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::rules::Direction;
+use super::direction::Direction;
 use super::{FirewallChanges, FirewallPlan};
 
 /// The addresses of `all` restricted pods, or only of those whose decisions changed.

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use super::direction::Direction;
 use super::identity::{Identities, IdentityId, IdentityKey};
 use super::peer::PeerTable;
 use super::permitted_ports::{PermittedPorts, PortSet};
 use super::ports_by_peer::PortsByPeer;
-use super::rules::{Direction, PoliciesInForce, RuleInForce};
+use super::rules::{PoliciesInForce, RuleInForce};
 use super::tier::{Rulebook, TierEvaluator};
 use denizen_model::{NamedPort, PolicyName, PolicyPort, PortMatch, Ports, Protocol};
 

@@ -3,34 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::direction::Direction;
 use super::group::PortNames;
 use super::peer::{PeerId, PeerScope, PeerTable};
-use super::tier::TieredPolicy;
+use super::tiered_policy::TieredPolicy;
 use denizen_model::{
     ClusterNetworkPolicy, NetworkPolicy, Peers, PolicyName, PolicyRule, PortMatch, Ports,
 };
-
-/// The direction of a connection, seen from a pod of this node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Direction {
-    /// To the pod.
-    Ingress,
-    /// From the pod.
-    Egress,
-}
-
-impl Direction {
-    pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
-}
-
-impl std::fmt::Display for Direction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Ingress => "ingress",
-            Self::Egress => "egress",
-        })
-    }
-}
 
 /// A rule of a policy in force.
 #[derive(Debug, Clone)]

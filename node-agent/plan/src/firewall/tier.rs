@@ -6,103 +6,16 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use super::decider::TierDecider;
+use super::direction::Direction;
 use super::identity::{IdentityKey, Knowledge};
 use super::peer::{PeerId, PeerScope, PeerTable};
 use super::permitted_ports::{PermittedPorts, PortSet};
-use super::rules::Direction;
+use super::tier_decider::TierDecider;
+use super::tiered_policy::{TieredPolicy, TieredRule, names};
 use denizen_model::{
-    Action, Block, ClusterNetworkPolicy, Labels, LocalPod, ModelChange, NamedPort, Protocol, Tier,
-    TierPeer, TierPeers, TierPort, TierPorts, TierRule,
+    Action, ClusterNetworkPolicy, Labels, LocalPod, ModelChange, NamedPort, Protocol, Tier,
+    TierPort, TierPorts,
 };
-
-/// A rule of a policy in force.
-#[derive(Debug, Clone)]
-pub(super) struct TieredRule {
-    /// Its index in the policy's list.
-    pub index: usize,
-    /// Its name; empty if it has none.
-    pub name: Arc<str>,
-    pub action: Action,
-    /// The peers that it is about; `None` for everybody.
-    pub peers: Option<Vec<PeerId>>,
-    /// The ports that it is about.
-    pub ports: TierPorts,
-}
-
-/// A policy in force.
-#[derive(Debug)]
-pub(super) struct TieredPolicy {
-    pub source: ClusterNetworkPolicy,
-    ingress: Vec<TieredRule>,
-    egress: Vec<TieredRule>,
-}
-
-impl TieredPolicy {
-    pub fn new(source: &ClusterNetworkPolicy, table: &mut PeerTable) -> Self {
-        let mut rules =
-            |rules: &[TierRule]| rules.iter().map(|rule| compiled(rule, table)).collect();
-        let (ingress, egress) = (rules(&source.ingress), rules(&source.egress));
-        Self { source: source.clone(), ingress, egress }
-    }
-
-    /// Its rules for a direction, in order.
-    pub fn rules(&self, direction: Direction) -> &[TieredRule] {
-        match direction {
-            Direction::Ingress => &self.ingress,
-            Direction::Egress => &self.egress,
-        }
-    }
-
-    /// The peers that it names.
-    pub fn peers(&self) -> impl Iterator<Item = PeerId> {
-        let rules = self.ingress.iter().chain(&self.egress);
-        rules.flat_map(|rule| rule.peers.iter().flatten()).copied()
-    }
-
-    /// The names of ports that are resolved on the destination. They have no protocol.
-    pub fn egress_names(&self) -> impl Iterator<Item = (Arc<str>, Protocol)> {
-        let names = self.egress.iter().flat_map(|rule| names(&rule.ports)).cloned();
-        names.flat_map(|name| {
-            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| (name.clone(), protocol))
-        })
-    }
-}
-
-fn compiled(rule: &TierRule, table: &mut PeerTable) -> TieredRule {
-    let peers = match &rule.peers {
-        TierPeers::All => None,
-        TierPeers::These(peers) => {
-            let (mut all, mut blocks) = (Vec::new(), Vec::new());
-            for peer in peers {
-                match peer {
-                    TierPeer::Pods { namespaces, pods } => {
-                        all.push(PeerScope::PodsOf(namespaces.clone(), pods.clone()));
-                    }
-                    TierPeer::Nodes(nodes) => all.push(PeerScope::Nodes(nodes.clone())),
-                    TierPeer::Network(range) => {
-                        blocks.push(Block { range: *range, except: Vec::new() });
-                    }
-                }
-            }
-            all.extend((!blocks.is_empty()).then(|| PeerScope::Blocks(blocks.into())));
-            Some(all.into_iter().map(|scope| table.acquire(scope)).collect())
-        }
-    };
-    let TierRule { index, name, action, ports, .. } = rule;
-    TieredRule { index: *index, name: name.clone(), action: *action, peers, ports: ports.clone() }
-}
-
-fn names(ports: &TierPorts) -> impl Iterator<Item = &Arc<str>> {
-    let ports = match ports {
-        TierPorts::All => &[][..],
-        TierPorts::These(ports) => ports,
-    };
-    ports.iter().filter_map(|port| match port {
-        TierPort::Named(name) => Some(name),
-        TierPort::Range(..) => None,
-    })
-}
 
 /// The policies that say something about a direction of a pod, in order, and whether any may say
 /// something about it: nothing is known of the pod but its namespace.
@@ -384,7 +297,7 @@ impl TierEvaluator<'_> {
         peer: std::net::IpAddr,
         packet: PacketPort,
     ) -> TierStep {
-        let MatchedRule { rule, is_possible, .. } = matched;
+        let MatchedRule { policy, rule, is_possible } = matched;
         let peers = rule.peers.iter().flatten();
         let mut covering = peers.filter(|peer| is_possible || key.is_any_of(&[**peer]));
         let covering = covering.find_map(|peer| self.table.scope(*peer));
@@ -402,7 +315,7 @@ impl TierEvaluator<'_> {
         let named =
             || names(&rule.ports).next().map(|name| TierPort::Named(name.clone()).to_string());
         TierStep {
-            rule: TierDecider::of(matched),
+            rule: TierDecider::of(policy, rule),
             peer: covering.map(|scope| scope.covering(peer).to_string()),
             ports: port.map(ToString::to_string).or_else(named),
             is_possible,

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 
 use super::frontend::{FrontendKey, FrontendKind};
 use super::permitted::PermittedRanges;
-use super::service_plan::PlanInputs;
+use super::plan_inputs::PlanInputs;
 use crate::Scheduler;
 use denizen_model::{Family, Service, ServiceName, ServicePortName, family_of};
 

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use super::decide::{Settings, frontends};
+use super::decide::frontends;
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind};
 use super::health_check::{HealthCheck, HealthChecks};
+use super::plan_inputs::PlanInputs;
 use super::remark::{Remark, remarks};
-use crate::policy::Capabilities;
-use crate::{NodePlan, PlanChanges, Scheduler};
-use denizen_model::{LocalPod, Protocol, ServiceName, ServicePortName, Snapshot, family_of};
+use crate::{NodePlan, PlanChanges};
+use denizen_model::{Protocol, ServiceName, ServicePortName, family_of};
 
 /// Two service ports claim one frontend, and one of them gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,18 +38,6 @@ pub struct ServicePlan {
     range_remarks: Vec<Remark>,
     /// Remarks about health-check node ports that others have.
     check_remarks: Vec<Remark>,
-}
-
-/// What the decisions depend on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PlanInputs<'a> {
-    pub settings: &'a Settings,
-    pub capabilities: Capabilities,
-    pub node: &'a NodePlan,
-    pub pods: &'a [LocalPod],
-    pub world: Snapshot<'a>,
-    /// IPVS's scheduler for services that ask for none.
-    pub scheduler: Scheduler,
 }
 
 impl ServicePlan {

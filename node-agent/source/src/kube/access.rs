@@ -9,11 +9,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use denizen_state::regular;
+use kube::Config;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::{Client, Config};
 use thiserror::Error;
 
-use super::client;
 use super::token::TokenFile;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,11 +75,12 @@ impl Access {
         }
     }
 
-    /// A client, from the current content of the files.
+    /// What a client needs, from the current content of the files. If the token is in a file of its
+    /// own, it is not in the configuration.
     ///
     /// # Errors
     /// [`AccessError`], which names the file.
-    pub async fn client(&self) -> Result<Client, AccessError> {
+    pub(super) async fn config(&self) -> Result<(Config, Option<TokenFile>), AccessError> {
         let mut config = match &self.credentials {
             Credentials::ServiceAccount => Config::incluster_dns()
                 .map_err(|error| AccessError::ServiceAccount(Box::new(error)))?,
@@ -112,7 +112,7 @@ impl Access {
             ),
             None => None,
         };
-        client::new(&config, token)
+        Ok((config, token))
     }
 }
 

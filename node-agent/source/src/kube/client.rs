@@ -84,7 +84,7 @@ impl SharedClient {
         if let Some(client) = &*current {
             return Ok(client.clone());
         }
-        Ok(current.insert(Arc::new(self.access.client().await?)).clone())
+        Ok(current.insert(Arc::new(client(&self.access).await?)).clone())
     }
 
     /// The server does not accept the credentials of `used`, if any: nobody gets it any more.
@@ -94,12 +94,19 @@ impl SharedClient {
     }
 }
 
-/// A client with these credentials. It adds `token` to every request. It has one connection if the
-/// server speaks HTTP/2, else one for each request that is not answered.
+/// A client with these credentials, from the current content of their files. It connects with the
+/// first request. It has one connection if the server speaks HTTP/2, else one for each request that
+/// is not answered.
 ///
 /// # Errors
 /// What is wrong with the credentials.
-pub(super) fn new(config: &Config, token: Option<TokenFile>) -> Result<Client, AccessError> {
+pub(super) async fn client(access: &Access) -> Result<Client, AccessError> {
+    let (config, token) = access.config().await?;
+    of_config(&config, token)
+}
+
+/// It adds `token` to every request.
+fn of_config(config: &Config, token: Option<TokenFile>) -> Result<Client, AccessError> {
     let failed = |error| AccessError::Client(Box::new(error));
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);

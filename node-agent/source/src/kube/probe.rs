@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::access::{Access, AccessError};
+use super::client::client;
 pub use super::failure::Failure;
 use super::kinds::{self, ListedState};
 use crate::Features;
@@ -92,7 +93,7 @@ pub struct ServerProbe {
 impl ServerProbe {
     /// A probe with these credentials. No connection is made yet.
     pub async fn open(access: &Access) -> Result<Self, AccessError> {
-        Ok(Self { client: access.client().await? })
+        Ok(Self { client: client(access).await? })
     }
 
     /// What the server is. A missing release is not an error.

@@ -5,12 +5,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::bytes::Key;
+use crate::chain::Chain;
 use crate::difference::Structure;
 use crate::family::TableFamily;
 use crate::field::Field;
 use crate::kernel::Kernel;
-use crate::rule::{Chain, Rule, Statement};
+use crate::rule::Rule;
 use crate::set::Schema;
+use crate::statement::Statement;
 
 const SCHEMA: Schema =
     Schema { family: TableFamily::Ip, name: "some", comment: "for a test", sets: Vec::new() };

@@ -2,7 +2,7 @@
 
 use denizen_netlink::Writer;
 
-use crate::rule::Limit;
+use crate::statement::Limit;
 
 /// What the expression takes.
 pub(super) fn limit_data(w: &mut Writer, limit: Limit) {

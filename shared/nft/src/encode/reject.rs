@@ -3,7 +3,7 @@
 use denizen_netlink::Writer;
 
 use crate::family::TableFamily;
-use crate::rule::Reject;
+use crate::statement::Reject;
 
 /// Writes what the expression takes, in a table of this family.
 pub(super) fn reject_data(writer: &mut Writer, family: TableFamily, reject: Reject) {

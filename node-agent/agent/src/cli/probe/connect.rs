@@ -4,14 +4,14 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::message::{LONGEST, ProbeAnswer, ProbeRequest};
-use super::serve::BACK;
+use super::message::{BACK, LONGEST, ProbeAnswer, ProbeRequest};
+use super::result::{ProbeOutcome, ProbeResult};
 use super::{ConnectArgs, ProbeProtocol, ProbeTarget};
 
 /// Time limit of one attempt: the kernel sends a SYN again after a second.
@@ -19,48 +19,6 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// The result of the attempts at one target.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ProbeResult {
-    /// The target as given, with the protocol.
-    to: String,
-    outcome: ProbeOutcome,
-    attempts: u32,
-    /// From the first attempt on.
-    milliseconds: u64,
-    /// The server's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    /// This client's address, as the server sees it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    client: Option<IpAddr>,
-    /// What is wrong, in the system's words.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-    /// The result of the server's connection back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    back: Option<Box<ProbeResult>>,
-    /// The results of the server's own first connections.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    first: Option<Vec<ProbeResult>>,
-}
-
-/// The outcome of the last attempt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-enum ProbeOutcome {
-    /// A server of this program answered.
-    Answered,
-    /// Somebody accepted the connection, and nothing more was wanted.
-    Connected,
-    Refused,
-    /// There is no route, or a rule rejects it.
-    Unreachable,
-    TimedOut,
-    /// Something else: another program answered, or the name is unknown.
-    Failed,
-}
 
 /// Options of a probe.
 #[derive(Debug, Clone, Copy)]

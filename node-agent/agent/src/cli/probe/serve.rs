@@ -12,13 +12,11 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use super::connect::{ProbeOptions, ProbeResult, probe, probe_all};
-use super::message::{LONGEST, ProbeRequest};
+use super::connect::{ProbeOptions, probe, probe_all};
+use super::message::{BACK, LONGEST, ProbeRequest};
+use super::result::ProbeResult;
 use super::{ProbeProtocol, ProbeTarget, ServeArgs};
 use crate::agent;
-
-/// Time limit for a connection back. A client that cannot be reached costs all of it.
-pub(super) const BACK: Duration = Duration::from_millis(1500);
 
 /// Time limit for a client that sends or reads nothing.
 const SILENCE: Duration = Duration::from_secs(10);

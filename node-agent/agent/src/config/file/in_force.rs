@@ -77,9 +77,17 @@ impl FlagsInForce {
 
 #[cfg(test)]
 mod tests {
+    use clap::Args;
+
     use super::*;
-    use crate::cli::command;
-    use crate::config::file::contents;
+    use crate::config::RunArgs;
+    use crate::config::file::{contents, with_booleans};
+
+    /// A command line with `run` and another command.
+    fn command() -> Command {
+        let run = RunArgs::augment_args(Command::new(RUN));
+        with_booleans(Command::new("denizen-agent").subcommands([run, Command::new("status")]))
+    }
 
     fn in_force(words: &[&str]) -> FlagsInForce {
         let command = command();

@@ -59,10 +59,10 @@ fn conflist() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn an_added_entry_is_removed_byte_for_byte(text in conflist()) {
-        let with = Conflist::parse(&text).unwrap().with(&ours()).expect("it was not there");
+        let with = Conflist::parse(&text).unwrap().with_entry(&ours()).expect("it was not there");
         let list = Conflist::parse(&with).expect("still valid");
-        prop_assert_eq!(list.with(&ours()), None, "once is enough");
-        prop_assert_eq!(list.without().unwrap(), Some(text.clone()));
+        prop_assert_eq!(list.with_entry(&ours()), None, "once is enough");
+        prop_assert_eq!(list.without_entry().unwrap(), Some(text.clone()));
         let (mut before, after): (Value, Value) =
             (serde_json::from_str(&text).unwrap(), serde_json::from_str(&with).unwrap());
         before["plugins"].as_array_mut().unwrap().push(ours());
@@ -73,9 +73,9 @@ proptest! {
     fn only_a_differing_entry_is_replaced(text in conflist(), other in plugin()) {
         let mut old = other;
         old["type"] = PLUGIN.into();
-        let with_old = Conflist::parse(&text).unwrap().with(&old).unwrap();
-        let with = Conflist::parse(&with_old).unwrap().with(&ours()).expect("it says something else");
-        prop_assert_eq!(Conflist::parse(&with).unwrap().without().unwrap(), Some(text));
+        let with_old = Conflist::parse(&text).unwrap().with_entry(&old).unwrap();
+        let with = Conflist::parse(&with_old).unwrap().with_entry(&ours()).expect("it says something else");
+        prop_assert_eq!(Conflist::parse(&with).unwrap().without_entry().unwrap(), Some(text));
     }
 
     #[test]
@@ -148,7 +148,7 @@ fn our_entry_is_removed_at_any_position() {
         (r#"{"type":"denizen"}"#, Err(Unusable::Alone)),
     ];
     for (before, after) in cases {
-        let found = Conflist::parse(&of(before)).unwrap().without();
+        let found = Conflist::parse(&of(before)).unwrap().without_entry();
         assert_eq!(found, after.map(|after| after.map(of)), "{before}");
     }
 }

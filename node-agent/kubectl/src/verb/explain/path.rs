@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use super::ends::AddressOwner;
-use crate::session::NoAnswer;
+use crate::no_answer::NoAnswer;
 
 /// What becomes of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

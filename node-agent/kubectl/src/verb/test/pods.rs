@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::namespace::TestNamespace;
 use super::rights::{is_forbidden, with_need};
 use crate::cluster::Api;
+use crate::no_answer::NoAnswer;
 use crate::objects::{self, PodObject};
 use crate::output::described;
-use crate::session::NoAnswer;
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -15,7 +15,8 @@ use super::manifest::CONTAINER;
 use super::namespace::TestNamespace;
 use super::plan::{CheckKind, ExpectedOutcome, Newcomer, PORT, PlannedProbe, SERVER};
 use crate::cluster::Api;
-use crate::session::{self, ContainerCommand, NoAnswer};
+use crate::no_answer::NoAnswer;
+use crate::session::{self, ContainerCommand};
 
 /// How long an answer is tried for at most: a service that was just made takes a moment on each
 /// node.

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::plan::{CheckKind, ExpectedOutcome, PlannedProbe};
 use super::probe::{ProbeReport, ProbedPair};
+use crate::no_answer::NoAnswer;
 use crate::output::{Body, ClusterReport, Level, table};
-use crate::session::NoAnswer;
 use crate::survey::Unanswered;
 use crate::verb::explain::ClusterExplanation;
 use crate::verb::trace::ClusterTrace;

@@ -1,7 +1,8 @@
 //! How edges run between boxes. Pure.
 
+use super::dimensions::{HEIGHT, WIDTH};
 use super::drawing::Drawing;
-use super::layout::{HEIGHT, Layout, WIDTH};
+use super::layout::Layout;
 
 /// Cubic curves one after the other, with straight lines between them, past columns.
 #[derive(Debug, Clone, PartialEq, Eq)]

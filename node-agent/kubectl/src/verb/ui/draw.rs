@@ -4,9 +4,10 @@ use denizen_text::Printable;
 use maud::{Markup, html};
 
 use super::curve::Curve;
+use super::dimensions::{HEIGHT, MARGIN, WIDTH};
 use super::drawing::{Drawing, DrawnBox, DrawnEdge};
 use super::history::EdgeFacts;
-use super::layout::{HEIGHT, Layout, MARGIN, WIDTH};
+use super::layout::Layout;
 use super::observation::EdgeVerdict;
 use super::participant::{FoldedGroup, Participant};
 

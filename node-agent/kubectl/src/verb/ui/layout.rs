@@ -3,16 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::dimensions::{GAP, HEIGHT, MARGIN, WIDTH};
 use super::drawing::Drawing;
 use super::participant::Participant;
 use super::track::{Tracks, lay};
 
-pub const WIDTH: i64 = 164;
-pub const HEIGHT: i64 = 48;
-pub const MARGIN: i64 = 24;
-
-/// Between boxes of one column, between columns that edges cross, and between those they do not.
-pub const GAP: i64 = 18;
+/// Between columns that edges cross, and between those they do not.
 const CROSSED: i64 = 76;
 const SPLIT: i64 = 26;
 

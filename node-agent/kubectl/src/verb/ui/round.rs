@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use super::directory::Directory;
 use super::observation::NodeDropped;
-use super::state::{RoundResult, State};
+use super::round_result::RoundResult;
+use super::state::State;
 use crate::cluster::{Api, NodeAgent, NodeAgents};
+use crate::no_answer::NoAnswer;
+use crate::session::Answers;
 use crate::session::request::{ConnectionsQuery, DroppedQuery, RefusedQuery, Request};
-use crate::session::{Answers, NoAnswer};
 use crate::survey::{Limits, Survey, survey};
 use crate::verb::connections::{ClusterConnections, NamedEnd, NodeConnections, joined};
 use crate::verb::drops::{Counts, merged};

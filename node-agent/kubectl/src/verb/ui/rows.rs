@@ -12,7 +12,7 @@ use super::history::{EdgeFacts, MINUTES};
 use super::layout::Layout;
 use super::observation::EdgeVerdict;
 use super::participant::Participant;
-use super::state::RoundResult;
+use super::round_result::RoundResult;
 use crate::finding::{Texts, node_names};
 use crate::verb::drops::Drop;
 

@@ -10,27 +10,16 @@ use super::drawing::{PictureFilter, drawing, edge_id};
 use super::history::{History, MINUTES};
 use super::layout::Arrangement;
 use super::observation::{ExampleEnds, NodeDropped, of_connections, of_dropped, of_refused};
+use super::round_result::RoundResult;
 use super::rows;
 use crate::finding::{CommonText, Texts, node_names};
-use crate::session::NoAnswer;
+use crate::no_answer::NoAnswer;
 use crate::survey::Unanswered;
 use crate::verb::connections::{ClusterConnections, TruncatedNode};
-use crate::verb::drops::ClusterDrops;
 use crate::verb::refused::NodeRefused;
 
 /// How many pictures' columns are remembered, so that nothing jumps.
 const ARRANGEMENTS: usize = 16;
-
-/// The result of the last round.
-#[derive(Debug, Default)]
-pub struct RoundResult {
-    pub nodes: usize,
-    pub unanswered: Vec<Unanswered>,
-    pub notes: Vec<String>,
-    pub drops: ClusterDrops,
-    /// Edges that were forgotten early.
-    pub forgotten: u64,
-}
 
 #[derive(Debug, Default)]
 pub struct State {

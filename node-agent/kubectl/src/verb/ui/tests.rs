@@ -7,10 +7,11 @@ use serde_json::{Value, json};
 
 use super::directory::Directory;
 use super::drawing::PictureFilter;
+use super::round_result::RoundResult;
 use super::server::shell;
-use super::state::{RoundResult, State};
+use super::state::State;
+use crate::no_answer::NoAnswer;
 use crate::objects::{PodObject, ServiceObject};
-use crate::session::NoAnswer;
 use crate::survey::Unanswered;
 use crate::verb::connections::joined;
 use crate::verb::drops::merged;

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::dimensions::{GAP, HEIGHT};
 use super::drawing::Drawing;
-use super::layout::{GAP, HEIGHT};
 
 /// Where edges pass columns: by edge, its height in each column between its ends, with the column's
 /// left side. In the order of the columns.

@@ -1,9 +1,9 @@
 //! The pod firewall in nf_tables, whichever backend serves services.
 //!
-//! A constant number of chains and rules (`program`) over sets and maps (`schema`), whose elements
-//! are this node's pods, what they may do, and who has which identity (`element`). One table for
-//! each IP version, and one for bridges (`table`), which [`denizen_nft::Keeper`]s bring into the
-//! kernel. Whatever is not found is dropped: see
+//! A constant number of chains and rules (`program`, put together by `ip_chains`) over sets and
+//! maps (`schema`), whose elements are this node's pods, what they may do, and who has which
+//! identity (`element`). One table for each IP version, and one for bridges (`table`), which
+//! [`denizen_nft::Keeper`]s bring into the kernel. Whatever is not found is dropped: see
 //! [`denizen_plan::FirewallPlan`] for what is decided.
 
 mod attached;
@@ -11,6 +11,7 @@ mod bridge;
 mod drop_reason;
 mod element;
 mod forwarded_by_ipvs;
+mod ip_chains;
 mod neighbour;
 mod noted;
 mod number;

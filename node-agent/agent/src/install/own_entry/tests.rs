@@ -1,5 +1,8 @@
+use denizen_cni::REPLACED_PORTMAP;
 use serde_json::json;
 
+use super::super::conflist::PLUGIN;
+use super::super::portmap::PORTMAP;
 use super::*;
 
 const LISTS: [&str; 4] = [
@@ -38,23 +41,23 @@ fn kinds(text: &str) -> Vec<String> {
 #[test]
 fn it_comes_in_place_and_goes_byte_for_byte() {
     for text in LISTS {
-        let replaced = Conflist::parse(text).unwrap().with(&entry()).unwrap();
+        let replaced = with(&Conflist::parse(text).unwrap(), &entry()).unwrap();
         let mut expected: Vec<_> = kinds(text);
         expected.retain(|kind| kind != PORTMAP);
         expected.push(PLUGIN.to_owned());
         assert_eq!(kinds(&replaced), expected, "{replaced}");
         let list = Conflist::parse(&replaced).unwrap();
-        assert_eq!(list.with(&entry()), None, "again: {replaced}");
-        assert_eq!(list.without().unwrap().as_deref(), Some(text));
+        assert_eq!(with(&list, &entry()), None, "again: {replaced}");
+        assert_eq!(without(&list).unwrap().as_deref(), Some(text));
         // Without the flag, portmap is there again, and denizen too.
         let plain = json!({ "type": "denizen" });
-        let both = list.with(&plain).unwrap();
+        let both = with(&list, &plain).unwrap();
         let mut expected = kinds(text);
         expected.push(PLUGIN.to_owned());
         assert_eq!(kinds(&both), expected, "{both}");
         // From both to one.
-        let again = Conflist::parse(&both).unwrap().with(&entry()).unwrap();
-        let back = Conflist::parse(&again).unwrap().without().unwrap();
+        let again = with(&Conflist::parse(&both).unwrap(), &entry()).unwrap();
+        let back = without(&Conflist::parse(&again).unwrap()).unwrap();
         assert_eq!(back.as_deref(), Some(text), "{again}");
     }
 }
@@ -66,16 +69,17 @@ fn it_is_replaced_again_and_what_was_kept_before_is_forgotten() {
         r#"{"cniVersion":"0.4.0","name":"pods","plugins":[{"type":"ptp"},{"type":"denizen"},"#,
         r#"{"type":"portmap"},{"type":"tuning"}]}"#,
     );
-    let replaced = Conflist::parse(denizen_between).unwrap().with(&entry()).unwrap();
+    let replaced = with(&Conflist::parse(denizen_between).unwrap(), &entry()).unwrap();
     assert_eq!(kinds(&replaced), ["ptp", PLUGIN, "tuning"]);
-    let back = Conflist::parse(&replaced).unwrap().without().unwrap().unwrap();
+    let back = without(&Conflist::parse(&replaced).unwrap()).unwrap().unwrap();
     assert_eq!(kinds(&back), ["ptp", PORTMAP, "tuning"]);
     let list = Conflist::parse(&replaced).unwrap();
-    let rewritten = with(list.text().to_owned(), &kept(&list.entry().unwrap())).unwrap();
+    let rewritten =
+        portmap::with(list.text().to_owned(), &portmap::kept(&list.entry().unwrap())).unwrap();
     assert_eq!(kinds(&rewritten).iter().filter(|kind| *kind == PORTMAP).count(), 1);
-    let again = Conflist::parse(&rewritten).unwrap().with(&entry()).unwrap();
+    let again = with(&Conflist::parse(&rewritten).unwrap(), &entry()).unwrap();
     assert_eq!(kinds(&again), ["ptp", PLUGIN, "tuning"]);
-    let kept = kept(&Conflist::parse(&again).unwrap().entry().unwrap());
+    let kept = portmap::kept(&Conflist::parse(&again).unwrap().entry().unwrap());
     assert_eq!(kept.len(), 1, "{again}");
 }
 
@@ -90,11 +94,11 @@ fn an_entry_that_does_more_stays_and_says_why() {
         let plugins = format!(r#"[{{"type":"ptp"}},{{"type":"portmap",{more}}}]"#);
         let text = format!(r#"{{"cniVersion":"0.4.0","name":"pods","plugins":{plugins}}}"#);
         let list = Conflist::parse(&text).unwrap();
-        assert!(obstacle(&list).unwrap().contains(word), "{more}");
-        let with = list.with(&entry()).unwrap();
+        assert!(portmap::obstacle(&list).unwrap().contains(word), "{more}");
+        let with = with(&list, &entry()).unwrap();
         assert_eq!(kinds(&with), ["ptp", PORTMAP, PLUGIN]);
     }
     let harmless = r#""conditionsV4":[],"masqAll":false,"snat":true"#;
     let text = LISTS[2].replace(r#""x":1.0"#, harmless);
-    assert_eq!(obstacle(&Conflist::parse(&text).unwrap()), None);
+    assert_eq!(portmap::obstacle(&Conflist::parse(&text).unwrap()), None);
 }

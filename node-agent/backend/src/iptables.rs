@@ -1,10 +1,11 @@
 //! iptables: services are chains with kube-proxy's names and structure, for nodes that have
 //! iptables and people who know it.
 //!
-//! `service`, `fixed` and `egress` render the plan to rules, `ruleset` knows which chains a change
-//! touches, and the text of a rule (`rule`) is the same that `iptables-save` prints. The driver,
-//! [`denizen_iptables`], writes them to the kernel; `schema` describes our chains for it. If the
-//! port of a bridge matters, the nftables backend's bridge table passes it on as a bit of the mark.
+//! `service`, `fixed` and `egress` render the plan to rules; `ruleset_config` has the node's part
+//! of the plan for them. `ruleset` knows which chains a change touches, and the text of a rule
+//! (`rule`) is the same that `iptables-save` prints. The driver, [`denizen_iptables`], writes them
+//! to the kernel; `schema` describes our chains for it. If the port of a bridge matters, the
+//! nftables backend's bridge table passes it on as a bit of the mark.
 
 mod backend;
 mod contender;
@@ -17,6 +18,7 @@ mod observed;
 mod pods;
 mod rule;
 mod ruleset;
+mod ruleset_config;
 mod schema;
 mod service;
 mod sync;

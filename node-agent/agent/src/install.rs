@@ -10,6 +10,7 @@ pub mod bridge;
 pub mod conflist;
 pub mod folder;
 mod multus;
+mod own_entry;
 pub mod plugin;
 pub mod portmap;
 

@@ -14,6 +14,7 @@ mod listed;
 mod location;
 mod profile;
 mod program;
+mod reads;
 mod verify;
 
 pub(crate) use entry::{OnFailure, RedirectConfig};

@@ -5,6 +5,7 @@ mod frontend;
 mod health_check;
 mod outcome;
 mod permitted;
+mod plan_inputs;
 mod ranges;
 mod remark;
 mod selection;
@@ -16,8 +17,8 @@ pub use frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquer
 pub use health_check::{HealthCheck, HealthChecks, HealthPorts};
 pub use outcome::{Endpoint, Endpoints, Outcome};
 pub use permitted::PermittedRanges;
+pub(super) use plan_inputs::PlanInputs;
 pub use remark::Remark;
 pub use selection::{EndpointSelection, NodeLocation, select, serving};
 pub(super) use selection::{listed, ready};
-pub(super) use service_plan::PlanInputs;
 pub use service_plan::{Conflict, ServicePlan};

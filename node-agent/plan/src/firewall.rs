@@ -15,6 +15,7 @@
 //! | `address` | who has which address, and its identity |
 //! | `direction_rules` | which pods are isolated |
 //! | `address_key` | what addresses stand for that no pod has |
+//! | `tiered_policy` | the peers and ports of ClusterNetworkPolicies in force |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
 //! | `tie` | which of them have one priority |
 //! | `permitted_ports` | what passes between a pod and a peer, whoever says so |
@@ -27,12 +28,15 @@
 //! | `pod_needs` | pods of which namespaces must be known for all this |
 //! | `narrowed` | whose connections may be forbidden now |
 //! | `update` | what of this a change of facts touches |
+//! | `changes` | what differs from the plan before |
 
 mod address;
 mod address_key;
 mod blocks;
+mod changes;
 mod class;
 mod decider;
+mod direction;
 mod direction_rules;
 mod evaluation;
 mod flow;
@@ -50,6 +54,8 @@ mod settings;
 mod tests;
 mod tie;
 mod tier;
+mod tier_decider;
+mod tiered_policy;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -75,8 +81,10 @@ use foldhash::quality::RandomState;
 use ipnetwork::IpNetwork;
 
 pub use self::blocks::AddressRange;
+pub use self::changes::{FirewallChanges, IdentityChange, PodRulesChange};
+pub use self::decider::Decider;
 pub(crate) use self::decider::port_edges;
-pub use self::decider::{Decider, TierDecider};
+pub use self::direction::Direction;
 pub use self::direction_rules::{DirectionRules, Isolation, PodRules, Tiered};
 pub use self::flow::{PolicyFlow, PolicyRejection, PolicyResult, PolicyStep};
 pub use self::identity::IdentityId;
@@ -86,10 +94,10 @@ pub(crate) use self::permitted_ports::PortSet;
 pub use self::permitted_ports::{PermittedPorts, PortSpan};
 pub use self::pod_needs::{AllPodsReason, PodNeeds};
 pub use self::ports_by_peer::{PeerPorts, PortsByPeer};
-pub use self::rules::Direction;
 pub use self::settings::{FirewallSettings, IfRefused, KnownPods, ToNode};
 pub use self::tie::PolicyTie;
 pub use self::tier::TierStep;
+pub use self::tier_decider::TierDecider;
 
 /// All decisions about which pods may talk to which.
 #[derive(Debug, Default)]
@@ -169,71 +177,6 @@ impl FirewallPod {
     /// Every address that it has or asks for.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.ips.iter().chain(&*self.additional).copied()
-    }
-}
-
-/// A changed decision about one address of this node's pods.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodRulesChange {
-    pub address: IpAddr,
-    /// `None` if it was not a pod's.
-    pub before: Option<PodRules>,
-    /// `None` if it is no longer a pod's.
-    pub after: Option<PodRules>,
-}
-
-/// A changed identity of a range or an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IdentityChange<T> {
-    pub of: T,
-    pub before: Option<IdentityId>,
-    pub after: Option<IdentityId>,
-}
-
-/// What differs from the plan before.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct FirewallChanges {
-    /// [`FirewallPlan::is_known`], [`is_left_open`](FirewallPlan::is_left_open) or
-    /// [`is_enforced`](FirewallPlan::is_enforced) differs.
-    pub state: bool,
-    /// The addresses of this node's pods about which decisions differ.
-    pub pod_rules: Vec<PodRulesChange>,
-    /// Addresses of pods.
-    pub identities: Vec<IdentityChange<IpAddr>>,
-    /// Ranges of `ipBlock`s.
-    pub blocks: Vec<IdentityChange<AddressRange>>,
-    /// Addresses that only their owner may send from: whether they begin or cease to be so.
-    pub taken: Vec<(IpAddr, bool)>,
-    /// Recorded pods that begin or cease to have an address.
-    pub owners: BTreeSet<AttachmentId>,
-    /// Where tunnels end, or [`FirewallPlan::links`], differ.
-    pub surroundings: bool,
-    /// Identities that no address and no range has any longer.
-    pub forgotten: Vec<IdentityId>,
-    /// Addresses whose established connections may be forbidden now.
-    pub narrowed: BTreeSet<IpAddr>,
-    /// Addresses that are no longer a pod's of this node, or are another pod's than before. The
-    /// next pod with such an address must not inherit the connections of the last one.
-    pub departed: BTreeSet<IpAddr>,
-}
-
-impl FirewallChanges {
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Notes that an address has another identity. It may already be noted, as a pod's.
-    fn note_identity(&mut self, of: IpAddr, before: Option<IdentityId>, after: Option<IdentityId>) {
-        if before == after {
-            return;
-        }
-        match self.identities.iter_mut().find(|change| change.of == of) {
-            Some(change) => {
-                change.before = change.before.or(before);
-                change.after = change.after.or(after);
-            }
-            None => self.identities.push(IdentityChange { of, before, after }),
-        }
     }
 }
 
