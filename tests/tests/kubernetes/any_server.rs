@@ -56,6 +56,7 @@ fn lists_come_from_the_cache_and_watches_select_nothing() -> Result<()> {
             ensure!(lists.len() == 1 && watches.len() == 1, "{path}: {lists:?} {watches:?}");
             assert_eq!(lists[0].parameter("resourceVersion"), Some("0"), "{lists:?}");
             assert_eq!(lists[0].parameter("limit"), None, "{lists:?}");
+            ensure!(lists[0].user_agent.starts_with("denizen-agent/"), "{lists:?}");
             assert_eq!(watches[0].parameter("fieldSelector"), None, "{watches:?}");
             ensure!(!watches[0].is_stream(), "{watches:?}");
         }

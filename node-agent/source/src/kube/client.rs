@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::header::{HeaderValue, USER_AGENT};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as Transport;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -47,6 +49,9 @@ const STREAM_WINDOW: u32 = 1 << 20;
 /// How much of all answers on a connection may be on its way. As a server permits 100 streams (250
 /// before 1.29), the answers that nobody reads for a while cannot hold up the others.
 const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
+
+/// By this the server's audit log and metrics tell agents from other clients.
+const NAME: &str = concat!("denizen-agent/", env!("CARGO_PKG_VERSION"));
 
 /// How long requests wait for the first one of their client.
 const ALONE: Duration = Duration::from_secs(1);
@@ -130,10 +135,15 @@ fn of_config(config: &Config, token: Option<TokenFile>) -> Result<Client, Access
         .http2_keep_alive_timeout(PING_ANSWER)
         .http2_keep_alive_while_idle(true)
         .build(connector);
+    let named = MapRequestLayer::new(|mut request: Request<Body>| {
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(NAME));
+        request
+    });
     let token = token.map(|token| MapRequestLayer::new(move |request| token.put_into(request)));
     let service = ServiceBuilder::new()
         .layer(layer_fn(FirstAlone::new))
         .layer(config.base_uri_layer())
+        .layer(named)
         .option_layer(token)
         .option_layer(config.auth_layer().map_err(failed)?)
         .map_err(BoxError::from)

@@ -39,6 +39,7 @@ pub(super) async fn answer(
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
         protobuf: header(&request, "accept").starts_with(PROTOBUF) && !shared.manners().only_json,
+        user_agent: header(&request, "user-agent").to_owned(),
         metadata_only: header(&request, "accept").contains("as=PartialObjectMetadataList"),
         gzip: header(&request, "accept-encoding").contains("gzip"),
         connection: Some(connection),

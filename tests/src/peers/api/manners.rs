@@ -145,6 +145,8 @@ pub struct ReceivedRequest {
     pub path: String,
     /// The query, decoded.
     pub query: BTreeMap<String, String>,
+    /// Which program asked, as it calls itself.
+    pub user_agent: String,
     /// Whether it asked for protobuf before JSON.
     pub protobuf: bool,
     /// Whether it asked for the metadata of objects alone.

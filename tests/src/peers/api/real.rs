@@ -264,6 +264,7 @@ fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
                 },
                 path: path.to_owned(),
                 query: query_of(query),
+                user_agent: text("userAgent").to_owned(),
                 // It says none of these.
                 protobuf: false,
                 metadata_only: false,
