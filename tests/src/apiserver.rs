@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, Objects, Settings};
+use crate::bench::Memory;
 use crate::bench::timing::text;
 use crate::compare::ground::{Ground, NODE};
 use crate::eventually::observed;
@@ -38,16 +39,18 @@ pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
     let is_over = |status: &Option<Value>| status.as_ref().is_some_and(is_listed);
     let status = observed("each kind listed, or refused", PATIENCE, status, is_over)?;
     let listed = begun.elapsed();
+    let memory = Memory::of(agent.pid())?;
     let status = status.context("the status")?;
 
     let mut table = format!(
         "kube-apiserver {}, {services} Services, {} pods, {POLICIES} NetworkPolicies: listed after \
-         {}.\n\n\
+         {}; the agent had {} MiB of memory at most.\n\n\
          | kind | lists | answers | bytes | a change | until the agent has it |\n\
          | --- | --- | --- | ---: | ---: | ---: |\n",
         release(program)?,
         pods.len(),
         text(listed),
+        memory.most / 1024,
     );
     let changed = [pods, policies, ground.last_objects()].concat();
     for kind in status["api"].as_array().context("no kinds")? {
