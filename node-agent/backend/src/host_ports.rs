@@ -69,7 +69,8 @@ impl HostPorts {
     /// # Errors
     /// [`NftError`]; the next call starts from what it finds.
     pub fn sync(&mut self) -> Result<Repair, NftError> {
-        if !self.is_decided {
+        let is_programmed = self.tables.iter().all(|(keeper, _)| keeper.is_programmed());
+        if !self.is_decided || is_programmed {
             return Ok(Repair::default());
         }
         let Self { kernel, tables, .. } = self;
@@ -107,7 +108,8 @@ impl HostPorts {
         // What is still to be programmed is no drift.
         self.sync()?;
         let Self { kernel, tables, .. } = self;
-        tables.iter_mut().for_each(|(keeper, _)| keeper.check(kernel));
+        let now = kernel.now();
+        tables.iter_mut().for_each(|(keeper, _)| keeper.check(now));
         self.sync()
     }
 

@@ -55,6 +55,12 @@ impl ModelChange {
         self.node_addresses = false;
     }
 
+    /// Whether policies may select other recorded pods, besides those whose own objects changed.
+    pub fn is_of_selection(&self) -> bool {
+        let by_tiers = !self.cluster_network_policies.is_empty() || !self.namespaces.is_empty();
+        self.pods || !self.network_policies.is_empty() || by_tiers
+    }
+
     /// Whether anything about this node changed.
     pub fn is_about_node(&self) -> bool {
         self.node || self.pods || self.addresses || self.service_ranges || self.egress

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ipnetwork::IpNetwork;
 
 use super::{
-    ClusterNetworkPolicy, ClusterPod, Labels, LocalPod, Model, NetworkPolicy, PodByName, PodName,
-    PolicyName,
+    ClusterNetworkPolicy, ClusterPod, Labels, LocalPod, Model, Namespace, NetworkPolicy, PodByName,
+    PodName, PolicyName,
 };
 
 /// The complete facts that policies need.
@@ -18,18 +18,10 @@ pub struct ClusterFacts<'a> {
 }
 
 impl<'a> ClusterFacts<'a> {
-    /// The labels of a namespace. The API server sets one on every Namespace; it is there without
-    /// any object too, as for hand written manifests.
+    /// The labels of a namespace; the one of its name is always among them.
     pub fn namespace_labels(&self, name: &str) -> Labels {
-        const NAME_LABEL: &str = "kubernetes.io/metadata.name";
         let known = self.model.namespaces.get(name);
-        match known.filter(|known| known.labels.get(NAME_LABEL) == Some(name)) {
-            Some(namespace) => namespace.labels.clone(),
-            None => {
-                let labels = known.iter().flat_map(|known| known.labels.iter());
-                labels.chain([(NAME_LABEL, name)]).collect()
-            }
-        }
+        known.map_or_else(|| Namespace::labels_without_object(name), |known| known.labels.clone())
     }
 
     /// The names of all Namespaces.

@@ -144,3 +144,22 @@ pub struct Namespace {
     /// It is being deleted, with all that is in it.
     pub is_ending: bool,
 }
+
+impl Namespace {
+    /// The label that the API server sets on every Namespace.
+    const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+    /// The labels of a namespace that has no object, as in hand-written manifests.
+    pub(super) fn labels_without_object(name: &str) -> Labels {
+        Labels::from_iter([(Self::NAME_LABEL, name)])
+    }
+
+    /// With the label of its name, whoever wrote the object.
+    pub(super) fn with_name_label(self) -> Self {
+        if self.labels.get(Self::NAME_LABEL) == Some(&self.name) {
+            return self;
+        }
+        let labels = self.labels.iter().chain([(Self::NAME_LABEL, &*self.name)]).collect();
+        Self { labels, ..self }
+    }
+}

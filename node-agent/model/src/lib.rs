@@ -112,6 +112,7 @@ impl Model {
                 change.service_ranges |= before.as_ref() != self.service_ranges.get(&name);
             }
             Event::Namespace(name, namespace) => {
+                let namespace = namespace.map(Namespace::with_name_label);
                 if set(&mut self.namespaces, &name, namespace) {
                     self.end_policies(&name, change);
                     change.namespaces.insert(name);
@@ -267,11 +268,18 @@ impl Model {
     fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut ModelChange) {
         let owner = self.slice_owner.get(&name);
         let before = owner
-            .and_then(|owner| self.slices.get(owner))
-            .and_then(|slices| slices.iter().find(|slice| slice.name == name));
-        if before == slice.as_ref() {
-            return;
-        }
+            .and_then(|owner| self.slices.get_mut(owner))
+            .and_then(|slices| slices.iter_mut().find(|slice| slice.name == name));
+        let slice = match (before, slice) {
+            (None, None) => return,
+            (Some(before), Some(slice)) if *before == slice => return,
+            (Some(before), Some(slice)) if before.service == slice.service => {
+                change.services.insert(slice.service.clone());
+                *before = slice;
+                return;
+            }
+            (_, slice) => slice,
+        };
         if let Some(owner) = self.slice_owner.remove(&name) {
             if let Some(slices) = self.slices.get_mut(&owner) {
                 slices.retain(|slice| slice.name != name);

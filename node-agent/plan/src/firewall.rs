@@ -14,6 +14,7 @@
 //! | `blocks` | which peers cover which addresses |
 //! | `address` | who has which address, and its identity |
 //! | `direction_rules` | which pods are isolated |
+//! | `subjects` | this node's pods, about which there is a decision |
 //! | `address_key` | what addresses stand for that no pod has |
 //! | `tiered_policy` | the peers and ports of ClusterNetworkPolicies in force |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
@@ -50,6 +51,7 @@ mod pod_needs;
 mod ports_by_peer;
 mod rules;
 mod settings;
+mod subjects;
 #[cfg(test)]
 mod tests;
 mod tie;
@@ -65,13 +67,14 @@ use std::sync::Arc;
 use self::address::PodAddresses;
 use self::blocks::{Pieces, piece_of};
 use self::class::Classes;
-use self::direction_rules::{DirectionDecision, PodDescription};
+
 use self::flow::FlowCheck;
 use self::group::{GroupId, Groups, PortNames};
 use self::identity::{Identities, IdentityKey};
 use self::peer::{PeerId, PeerTable};
 use self::pod_needs::NeedsTracker;
 use self::rules::PoliciesInForce;
+use self::subjects::{FirewallPod, Subjects};
 use self::update::FirewallUpdate;
 use denizen_model::{
     LocalPod, Model, ModelChange, NodeLinks, PodByName, PodName, PodSet, PolicyName,
@@ -117,7 +120,7 @@ pub struct FirewallPlan {
     nodes: BTreeSet<IpAddr>,
     /// This node's bridges and tunnels.
     links: NodeLinks,
-    subjects: BTreeMap<AttachmentId, FirewallPod>,
+    subjects: Subjects,
     pod_rules: BTreeMap<IpAddr, PodRules>,
     owners: BTreeMap<IpAddr, AttachmentId>,
     /// The pods of the API whose addresses count, and their groups.
@@ -147,38 +150,6 @@ pub struct FirewallPlan {
 
 /// The ranges of `ipBlock`s, by first address, with their identities.
 type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
-
-#[derive(Debug)]
-struct FirewallPod {
-    pod: Option<PodName>,
-    uid: Option<Arc<str>>,
-    /// The recorded addresses, and the link-local one.
-    ips: Vec<IpAddr>,
-    /// The addresses from its annotation.
-    additional: Arc<[IpAddr]>,
-    added_at: Arc<str>,
-    described: Option<PodDescription>,
-    group: Option<GroupId>,
-    ingress: DirectionDecision,
-    egress: DirectionDecision,
-}
-
-impl FirewallPod {
-    /// Whether it was made from an equal record.
-    fn is(&self, pod: &LocalPod) -> bool {
-        (&self.pod, &self.uid, &self.added_at) == (&pod.pod, &pod.uid, &pod.added_at)
-            && self.ips.iter().copied().eq(own_addresses(pod))
-    }
-
-    fn decisions(&self) -> [&DirectionDecision; 2] {
-        [&self.ingress, &self.egress]
-    }
-
-    /// Every address that it has or asks for.
-    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.ips.iter().chain(&*self.additional).copied()
-    }
-}
 
 impl FirewallPlan {
     /// Nothing is known yet. In `pod_ranges`, pods alone have addresses.
@@ -415,7 +386,7 @@ impl FirewallPlan {
 
     /// The recorded pods whose labels are needed and not known.
     pub fn lacking_labels(&self) -> impl Iterator<Item = &PodName> {
-        let lacking = self.subjects.values().filter(|_| self.known);
+        let lacking = self.subjects.iter().filter(|_| self.known);
         lacking
             .filter(|subject| self.lacks_labels(subject))
             .filter_map(|subject| subject.pod.as_ref())

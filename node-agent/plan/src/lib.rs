@@ -22,6 +22,7 @@ mod services;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -356,8 +357,9 @@ impl Plan {
         moved: &BTreeSet<IpAddr>,
         changes: &mut PlanChanges,
     ) {
-        let mut names = change.services.clone();
+        let mut names = Cow::Borrowed(&change.services);
         if change.node || changes.complete {
+            let names = names.to_mut();
             names.extend(world.services().map(|service| service.name.clone()));
             names.extend(self.services.iter().flat_map(ServicePlan::names).cloned());
         }
@@ -365,7 +367,7 @@ impl Plan {
             let concerned = world
                 .services()
                 .filter(|service| service.cluster_ips.iter().any(|ip| moved.contains(ip)));
-            names.extend(concerned.map(|service| service.name.clone()));
+            names.to_mut().extend(concerned.map(|service| service.name.clone()));
         }
         let mut services = self.services.take().unwrap_or_default();
         services.update(&names, self.surroundings(world), changes);

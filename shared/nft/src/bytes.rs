@@ -1,12 +1,15 @@
 //! Keys and data of elements, as the kernel's registers hold them.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use denizen_packet::Family;
 
 /// Up to `N` bytes in place: what is in the kernel's registers, in whole 32-bit words.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+///
+/// Invariant: the bytes behind `length` are zero.
+#[derive(Clone, Copy, Eq, PartialOrd, Ord)]
 pub struct Bytes<const N: usize> {
     length: u8,
     bytes: [u8; N],
@@ -126,6 +129,19 @@ impl Key {
     pub(crate) fn from_bounds(version: Family, first: &Self, last: &Self) -> Option<Self> {
         let is_address = |key: &Self| usize::from(key.length) == version.address_len();
         (is_address(first) && is_address(last)).then(|| first.push(last.as_bytes()))
+    }
+}
+
+/// Most keys are a third as long as the longest, and are compared and hashed for every element.
+impl<const N: usize> PartialEq for Bytes<N> {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl<const N: usize> Hash for Bytes<N> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 

@@ -47,23 +47,39 @@ impl Delta {
     }
 
     /// Adds the difference between two lists of elements.
+    ///
+    /// Where both begin with the same keys in the same order, as they mostly do, no key is hashed.
     pub fn extend(&mut self, now: Vec<Element>, wanted: Vec<Element>) {
-        if now.is_empty() {
+        let has_same_key =
+            |(now, wanted): &(&Element, &Element)| now.set == wanted.set && now.key == wanted.key;
+        let aligned = now.iter().zip(&wanted).take_while(has_same_key).count();
+        let (mut now, mut wanted) = (now.into_iter(), wanted.into_iter());
+        for (now, wanted) in now.by_ref().zip(wanted.by_ref()).take(aligned) {
+            self.replace(&now, wanted);
+        }
+        if now.len() == 0 {
             return self.add.extend(wanted);
         }
+        if wanted.len() == 0 {
+            return self.delete.extend(now.map(|element| (element.set, element.key)));
+        }
         let mut stale: HashMap<(SetId, Key), Element> =
-            now.into_iter().map(|element| ((element.set, element.key), element)).collect();
+            now.map(|element| ((element.set, element.key), element)).collect();
         for element in wanted {
             match stale.remove(&(element.set, element.key)) {
-                Some(same) if same == element => {}
-                Some(_) => {
-                    self.delete.push((element.set, element.key));
-                    self.add.push(element);
-                }
+                Some(now) => self.replace(&now, element),
                 None => self.add.push(element),
             }
         }
         self.delete.extend(stale.into_keys());
+    }
+
+    /// Adds the difference between two elements of the same key.
+    fn replace(&mut self, now: &Element, wanted: Element) {
+        if *now != wanted {
+            self.delete.push((wanted.set, wanted.key));
+            self.add.push(wanted);
+        }
     }
 
     /// Writes it: chains, then removals, then additions.
@@ -116,6 +132,46 @@ impl Structure {
         }
         for chain in &self.missing {
             batch.add_rules(table, chain);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::set::Value;
+
+    /// What a member is made of.
+    type SetKeyComment = (u8, u32, &'static str);
+
+    fn member((set, key, comment): SetKeyComment) -> Element {
+        let key = Key::EMPTY.number(key);
+        Element { set: SetId(set), key, value: Value::Member, comment: Some(comment.into()) }
+    }
+
+    #[test]
+    fn a_difference_does_not_depend_on_the_order_of_elements() {
+        let now = [(1, 1, "a"), (1, 2, "a"), (2, 1, "a")];
+        let cases: [(&str, &[SetKeyComment]); 6] = [
+            ("the same", &[(1, 1, "a"), (1, 2, "a"), (2, 1, "a")]),
+            ("one replaced", &[(1, 1, "a"), (1, 2, "b"), (2, 1, "a")]),
+            ("one more between others", &[(1, 1, "a"), (1, 3, "a"), (1, 2, "a"), (2, 1, "a")]),
+            ("one fewer, one replaced", &[(1, 2, "a"), (2, 1, "b")]),
+            ("another order", &[(2, 1, "b"), (1, 1, "a"), (1, 2, "a")]),
+            ("none", &[]),
+        ];
+        for (name, wanted) in cases {
+            let mut delta = Delta::default();
+            delta.extend(now.map(member).into(), wanted.iter().copied().map(member).collect());
+            let is_in = |all: &[SetKeyComment], element: &SetKeyComment| all.contains(element);
+            let gone = now.iter().filter(|element| !is_in(wanted, element));
+            let gone = gone.map(|(set, key, _)| (SetId(*set), Key::EMPTY.number(*key)));
+            let come = wanted.iter().filter(|element| !is_in(&now, element)).copied().map(member);
+            let mut expected =
+                Delta { chains: Vec::new(), delete: gone.collect(), add: come.collect() };
+            expected.sort();
+            delta.sort();
+            assert_eq!(delta, expected, "{name}");
         }
     }
 }

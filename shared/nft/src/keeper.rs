@@ -118,10 +118,12 @@ impl Keeper {
         self.verified = None;
     }
 
-    /// Makes the next change read the table first if anybody may have changed it. Reading is
-    /// expensive: for every piece of a dump the kernel counts from the first element.
-    pub fn check(&mut self, kernel: &mut Kernel) {
-        self.is_unknown |= !self.verified.is_some_and(|mark| kernel.is_unchanged_since(mark));
+    /// Makes the next change read the table first if anybody may have changed it by `now`, the
+    /// state of [`Kernel::now`]. Reading is expensive: for every piece of a dump the kernel counts
+    /// from the first element.
+    pub fn check(&mut self, now: Option<Mark>) {
+        let known = now.zip(self.verified);
+        self.is_unknown |= !known.is_some_and(|(now, verified)| now.only_ours_since(verified));
     }
 
     /// Brings tables to their contents: those that are known by one transaction for all of them,
@@ -423,7 +425,9 @@ fn commit<C: Content>(
         kernel.commit(batch)
     };
     transaction(|steps| &steps.first)?;
-    transaction(|steps| &steps.then)?;
+    if due.iter().any(|(_, steps)| !steps.then.is_empty()) {
+        transaction(|steps| &steps.then)?;
+    }
     for (keeper, Steps { first, then }) in &mut due {
         let (add, delete) = (first.add.len(), first.delete.len() + then.delete.len());
         keeper.is_unknown = false;

@@ -129,6 +129,15 @@ pub struct Mark {
     taken: u32,
 }
 
+impl Mark {
+    /// Whether only we have committed since: every accepted batch, whoever's, raises the generation
+    /// by one.
+    pub fn only_ours_since(self, since: Self) -> bool {
+        let all = self.generation.wrapping_sub(since.generation);
+        all == self.taken.wrapping_sub(since.taken)
+    }
+}
+
 impl Kernel {
     /// Opens it.
     ///
@@ -139,7 +148,7 @@ impl Kernel {
     }
 
     /// Another connection, in the network namespace of the calling thread, which must be this
-    /// one's. For [`Self::is_unchanged_since`], what is committed there is committed here, and the
+    /// one's. For [`Mark::only_ours_since`], what is committed there is committed here, and the
     /// other way round.
     ///
     /// *Invariant:* one thread uses both. With two, a batch could be taken that is not counted yet.
@@ -312,11 +321,10 @@ impl Kernel {
         Mark { generation: seen.generation, taken: self.taken.load(Ordering::Relaxed) }
     }
 
-    /// Whether only we have committed since: every accepted batch, whoever's, raises the generation
-    /// by one.
-    pub fn is_unchanged_since(&mut self, since: Mark) -> bool {
-        let ours = self.taken.load(Ordering::Relaxed).wrapping_sub(since.taken);
-        self.generation().is_ok_and(|now| now.wrapping_sub(since.generation) == ours)
+    /// The present state; `None` if the kernel does not say.
+    pub fn now(&mut self) -> Option<Mark> {
+        let taken = self.taken.load(Ordering::Relaxed);
+        Some(Mark { generation: self.generation().ok()?, taken })
     }
 
     /// The number of the present state of the ruleset of this network namespace, of all tables
@@ -471,26 +479,32 @@ mod tests {
             let (v4, v6) = (table(TableFamily::Ip), table(TableFamily::Ip6));
             let seen = kernel.observe(&v4).unwrap();
             let mark = kernel.mark(&seen);
-            assert!(kernel.is_unchanged_since(mark), "nothing happened");
+            assert!(kernel.now().unwrap().only_ours_since(mark), "nothing happened");
             kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
             kernel.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
-            assert!(kernel.is_unchanged_since(mark), "our own changes");
+            assert!(kernel.now().unwrap().only_ours_since(mark), "our own changes");
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap_err();
-            assert!(kernel.is_unchanged_since(mark), "a change of ours that was refused");
+            assert!(
+                kernel.now().unwrap().only_ours_since(mark),
+                "a change of ours that was refused"
+            );
             let mut beside = kernel.sibling_connection().unwrap();
             beside.write(v6.family, |batch| batch.add_table(&v6)).unwrap();
-            assert!(kernel.is_unchanged_since(mark), "a change through another connection of ours");
+            assert!(
+                kernel.now().unwrap().only_ours_since(mark),
+                "a change through another connection of ours"
+            );
             let seen = beside.observe(&v6).unwrap();
             let theirs = beside.mark(&seen);
             kernel.write(v6.family, |batch| batch.delete_table(v6.name)).unwrap();
-            assert!(beside.is_unchanged_since(theirs), "and the other way round");
+            assert!(beside.now().unwrap().only_ours_since(theirs), "and the other way round");
             let mut other = Kernel::open().unwrap();
             other.write(v4.family, |batch| batch.delete_table(v4.name)).unwrap();
-            assert!(!kernel.is_unchanged_since(mark), "somebody else's change");
-            assert!(!beside.is_unchanged_since(theirs), "somebody else's change");
+            assert!(!kernel.now().unwrap().only_ours_since(mark), "somebody else's change");
+            assert!(!beside.now().unwrap().only_ours_since(theirs), "somebody else's change");
             kernel.write(v4.family, |batch| batch.add_table(&v4)).unwrap();
-            assert!(!kernel.is_unchanged_since(mark), "and for good");
+            assert!(!kernel.now().unwrap().only_ours_since(mark), "and for good");
         });
         alone.join().unwrap();
     }

@@ -18,8 +18,8 @@ pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// The elements that say how a pod's address is judged. Of its many peers
-/// under ClusterNetworkPolicies, only those that `others` do not have.
+/// The elements that say how a pod's address is judged. Of its permissions, and of its peers under
+/// ClusterNetworkPolicies, which may be thousands, only those that `others` do not have.
 pub fn of_pod_rules(
     address: IpAddr,
     pod_rules: &PodRules,
@@ -43,19 +43,27 @@ pub fn of_pod_rules(
                 elements.push(member(FirewallSet::Isolated(direction), key));
             }
         }
+        let others = others.map(|others| others.of(direction));
+        let held = others.filter(|others| others.isolation == rules.isolation);
+        // Both are sorted.
+        let mut held = held.map_or(&[][..], |others| &others.permissions).iter().peekable();
         let mut with_ranges = None;
         for permission in rules.permissions.iter() {
+            while held.next_if(|held| *held < permission).is_some() {}
+            let is_held = held.next_if_eq(&permission).is_some();
             let peer = permission.peer.map_or(0, |id| numbers.number(id));
             let is_range =
                 matches!(permission.ports, PortKey::Range(_, first, last) if first < last);
-            // Those of one peer follow each other.
+            // Those of one peer follow each other. Another of them may be the one that differs.
             if is_range && with_ranges.replace(peer) != Some(peer) {
                 let key = key.number(peer);
                 elements.push(member(FirewallSet::WithPortRanges(direction), key));
             }
-            of_ports(key, direction, peer, permission.ports, &mut elements);
+            if !is_held {
+                of_ports(key, direction, peer, permission.ports, &mut elements);
+            }
         }
-        let others = others.and_then(|others| others.of(direction).tiered.as_ref());
+        let others = others.and_then(|others| others.tiered.as_ref());
         let tiered = rules.tiered.iter();
         elements.extend(
             tiered.flat_map(|tiered| of_peers(address, direction, tiered, others, numbers)),

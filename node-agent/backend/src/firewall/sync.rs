@@ -269,15 +269,15 @@ impl Firewall {
     /// Notes what the tables hold for recorded pods that a change concerns.
     fn note_pods(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let (records, owners) = (&changes.records, &changes.firewall.owners);
-        let judged: BTreeSet<IpAddr> =
-            changes.firewall.pod_rules.iter().map(|change| change.address).collect();
-        if records.is_empty() && owners.is_empty() && judged.is_empty() {
+        let isolated = changes.firewall.pod_rules.iter().filter(|change| change.is_of_isolation());
+        let isolated: BTreeSet<IpAddr> = isolated.map(|change| change.address).collect();
+        if records.is_empty() && owners.is_empty() && isolated.is_empty() {
             return;
         }
         let is_concerned = |pod: &&LocalPod| {
             records.contains(&pod.id)
                 || owners.contains(&pod.id)
-                || pod.ips.iter().any(|ip| judged.contains(ip))
+                || pod.ips.iter().any(|ip| isolated.contains(ip))
         };
         let Self { of_pods, keepers, without_netfilter, .. } = self;
         let mut changed = of_pods.remove_all(records);
@@ -415,7 +415,8 @@ impl Firewall {
     /// As [`Self::sync`].
     pub fn resync(&mut self, plan: &Plan) -> Result<Repair, NftError> {
         let Self { kernel, keepers, .. } = self;
-        keepers.values_mut().for_each(|keeper| keeper.check(kernel));
+        let now = kernel.now();
+        keepers.values_mut().for_each(|keeper| keeper.check(now));
         self.is_programmed &= !self.is_unknown();
         self.sync(plan)
     }

@@ -322,7 +322,8 @@ impl Backend for Nftables {
 
     fn resync(&mut self) -> Result<Repair, NftError> {
         let Self { kernel, tables } = self;
-        tables.iter_mut().for_each(|kept| kept.keeper.check(kernel));
+        let now = kernel.now();
+        tables.iter_mut().for_each(|kept| kept.keeper.check(now));
         self.sync()
     }
 

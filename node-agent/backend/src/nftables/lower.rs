@@ -1,6 +1,7 @@
 //! Frontends as elements of the maps. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::name::{ChainName, Class, Group, MOST_SLOTS, ServiceSet};
 use super::number::{MOST_NUMBERS, Numbers};
 use super::source_range;
 use denizen_model::{Protocol, SessionAffinity};
-use denizen_nft::{Data, Element, Value, comment_text, endpoint};
+use denizen_nft::{Data, Delta, Element, Value, comment_text, endpoint};
 use denizen_plan::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade, Outcome};
 
 /// A frontend as it is programmed.
@@ -67,8 +68,8 @@ pub fn lower(
         target(outcome, now, most)
     });
     let owner = match now {
-        Some(now) if *now.owner == *owner(frontend) => now.owner.clone(),
-        _ => owner(frontend).into(),
+        Some(now) if is_written_as(&frontend.service_port, &now.owner) => now.owner.clone(),
+        Some(_) | None => comment_text(&frontend.service_port.to_string()).into(),
     };
     let mut key = FrontendState {
         kind: frontend.kind,
@@ -86,8 +87,17 @@ pub fn lower(
     key
 }
 
-fn owner(frontend: &Frontend) -> String {
-    comment_text(&frontend.service_port.to_string())
+/// Whether `text` is what `value` is written as. Allocates nothing.
+fn is_written_as(value: &impl fmt::Display, text: &str) -> bool {
+    struct Rest<'a>(&'a str);
+    impl fmt::Write for Rest<'_> {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0 = self.0.strip_prefix(part).ok_or(fmt::Error)?;
+            Ok(())
+        }
+    }
+    let mut rest = Rest(text);
+    write!(rest, "{value}").is_ok() && rest.0.is_empty()
 }
 
 fn target(outcome: &Outcome, now: Option<&LoweredTarget>, most: usize) -> LoweredTarget {
@@ -107,6 +117,15 @@ impl LoweredTarget {
         match self {
             Self::Forward(slots) => Some(slots),
             Self::Reject | Self::Drop => None,
+        }
+    }
+
+    /// Whether packets go to the same chain.
+    fn has_chain_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Forward(slots), Self::Forward(others)) => slots.size == others.size,
+            (Self::Reject, Self::Reject) | (Self::Drop, Self::Drop) => true,
+            (Self::Forward(_) | Self::Reject | Self::Drop, _) => false,
         }
     }
 }
@@ -162,9 +181,37 @@ impl FrontendState {
         Class { group, protocol, size: slots.size, affinity: self.affinity }
     }
 
+    /// Adds to `delta` what changes a frontend's elements from `now` to `wanted`.
+    pub fn change(now: Option<&Self>, wanted: Option<&Self>, key: &FrontendKey, delta: &mut Delta) {
+        let elements: fn(&Self, &FrontendKey) -> Vec<Element> = match (now, wanted) {
+            // The change that there is most often, by far.
+            (Some(now), Some(wanted)) if now.differs_by_endpoints(wanted) => Self::endpoints,
+            (_, _) => Self::elements,
+        };
+        let of = |state: Option<&Self>| state.map(|state| elements(state, key));
+        delta.extend(of(now).unwrap_or_default(), of(wanted).unwrap_or_default());
+    }
+
+    /// Whether all elements but [`Self::endpoints`] are the same.
+    fn differs_by_endpoints(&self, other: &Self) -> bool {
+        let Self { kind: _, inside, masquerade, outside, owner, affinity, numbers: _, sources } =
+            self;
+        let has_chain_of_others = match (outside, &other.outside) {
+            (Some(outside), Some(others)) => outside.has_chain_of(others),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        has_chain_of_others
+            && inside.has_chain_of(&other.inside)
+            && *masquerade == other.masquerade
+            && *owner == other.owner
+            && *affinity == other.affinity
+            && *sources == other.sources
+    }
+
     /// The frontend's elements.
     pub fn elements(&self, key: &FrontendKey) -> Vec<Element> {
-        let mut elements = Vec::new();
+        let mut elements = self.endpoints(key);
         let entry = |class| match self.masquerade {
             Masquerade::UnlessLocalPod => ChainName::Cluster(class),
             Masquerade::Always => ChainName::External(class),
@@ -202,10 +249,7 @@ impl FrontendState {
         let chain = match target {
             LoweredTarget::Reject => ChainName::NoEndpoints,
             LoweredTarget::Drop => ChainName::NoLocalEndpoints,
-            LoweredTarget::Forward(slots) => {
-                self.endpoints(key, slots, group, elements);
-                entry(self.class(group, key.protocol, slots))
-            }
+            LoweredTarget::Forward(slots) => entry(self.class(group, key.protocol, slots)),
         };
         let comment = Some(self.owner.clone());
         elements.push(Element {
@@ -216,8 +260,20 @@ impl FrontendState {
         });
     }
 
-    /// One side's endpoints by slot and, with session affinity, by number.
-    fn endpoints(
+    /// The endpoints by slot and, with session affinity, by number.
+    fn endpoints(&self, key: &FrontendKey) -> Vec<Element> {
+        let outside = self.outside.as_ref().map(|outside| (outside, outside_group(key)));
+        let sides = [Some((&self.inside, inside_group(key))), outside].into_iter().flatten();
+        let mut elements = Vec::new();
+        for (target, group) in sides {
+            if let Some(slots) = target.slots() {
+                self.side_endpoints(key, slots, group, &mut elements);
+            }
+        }
+        elements
+    }
+
+    fn side_endpoints(
         &self,
         frontend: &FrontendKey,
         slots: &Slots,

@@ -122,10 +122,7 @@ impl Table {
         }
         let now = self.keys.remove(&key);
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
-        let elements = |state: &Option<FrontendState>| {
-            state.as_ref().map(|s| s.elements(&key)).unwrap_or_default()
-        };
-        delta.extend(elements(&now), elements(&wanted));
+        FrontendState::change(now.as_ref(), wanted.as_ref(), &key, delta);
         self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
         if let Some(wanted) = wanted {
             for class in wanted.classes(&key) {

@@ -5,7 +5,7 @@
 //! is updated late.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use hashbrown::HashTable;
 
 use super::IdentityChange;
 use super::blocks::{Pieces, piece_of};
-use super::group::{GroupId, Groups, PodGroup};
+use super::group::{GroupId, GroupSet, Groups, PodGroup};
 use super::identity::{Identities, IdentityId, IdentityKey, Knowledge};
 use super::peer::PeerId;
 use denizen_model::ClusterPod;
@@ -163,11 +163,11 @@ impl PodAddresses {
     }
 
     /// Touches the addresses of pods of these groups.
-    pub fn touch(&mut self, groups: &HashSet<GroupId>) {
+    pub fn touch(&mut self, groups: &GroupSet) {
         if !groups.is_empty() {
             let of_groups = self.held.iter();
             let of_groups =
-                of_groups.filter(|held| held.group.is_some_and(|group| groups.contains(&group)));
+                of_groups.filter(|held| held.group.is_some_and(|group| groups.contains(group)));
             self.touched.extend(of_groups.map(|held| held.address));
         }
     }

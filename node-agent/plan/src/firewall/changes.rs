@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::blocks::AddressRange;
+use super::direction::Direction;
 use super::direction_rules::PodRules;
 use super::identity::IdentityId;
 use denizen_state::AttachmentId;
@@ -16,6 +17,16 @@ pub struct PodRulesChange {
     pub before: Option<PodRules>,
     /// `None` if it is no longer a pod's.
     pub after: Option<PodRules>,
+}
+
+impl PodRulesChange {
+    /// Whether the address begins or ceases to be restricted in a direction, or to be a pod's.
+    pub fn is_of_isolation(&self) -> bool {
+        let isolation = |pod_rules: &PodRules| {
+            Direction::BOTH.map(|direction| pod_rules.of(direction).isolation)
+        };
+        self.before.as_ref().map(isolation) != self.after.as_ref().map(isolation)
+    }
 }
 
 /// A changed identity of a range or an address.

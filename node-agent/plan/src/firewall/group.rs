@@ -1,7 +1,7 @@
 //! Groups of pods with the same namespace, labels and named ports: policies can tell them apart by
 //! address alone. A selector is evaluated once for each group, not for each pod.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -58,6 +58,31 @@ impl PodGroup {
         self.name_ports(names);
     }
 
+    /// Applies changes of peers and of port names. Returns whether it differs.
+    fn update(&mut self, facts: &GroupFacts<'_>) -> bool {
+        let before = self.peers.len();
+        if !facts.changes.removed.is_empty() {
+            self.peers.retain(|peer| facts.peers.scope(*peer).is_some());
+        }
+        let left = self.peers.len();
+        if !facts.changes.added.is_empty() {
+            let GroupKey { namespace, labels, .. } = &self.key;
+            let of_namespace = facts.cluster.namespace_labels(namespace);
+            let covering = facts.changes.added.iter();
+            let covering =
+                covering.filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
+            self.peers.extend(covering.map(|(id, _)| *id));
+            self.peers.sort_unstable();
+        }
+        let peers_differ = left < before || self.peers.len() > left;
+        if !facts.names_changed {
+            return peers_differ;
+        }
+        let before = std::mem::take(&mut self.ports);
+        self.name_ports(facts.names);
+        peers_differ || before != self.ports
+    }
+
     fn name_ports(&mut self, names: &PortNames) {
         let ports = self.key.ports.iter();
         let used = ports.filter(|port| names.contains(&(port.name.clone(), port.protocol)));
@@ -82,6 +107,14 @@ pub(super) struct GroupFacts<'a> {
     /// Namespaces whose labels may have changed.
     pub namespaces: &'a BTreeSet<Arc<str>>,
     pub cluster: ClusterFacts<'a>,
+}
+
+impl GroupFacts<'_> {
+    /// Whether groups of any namespace may differ.
+    fn concerns_all(&self) -> bool {
+        let PeerChanges { added, removed, .. } = self.changes;
+        !added.is_empty() || !removed.is_empty() || self.names_changed
+    }
 }
 
 impl Groups {
@@ -116,41 +149,54 @@ impl Groups {
 
     /// Brings the groups up to date. Returns those that changed, without new ones: the addresses of
     /// their pods have just been claimed.
-    pub fn update(&mut self, facts: &GroupFacts<'_>) -> HashSet<GroupId> {
+    pub fn update(&mut self, facts: &GroupFacts<'_>) -> GroupSet {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
-        let GroupFacts { peers, changes, names, names_changed, namespaces, cluster } = facts;
+        let GroupFacts { peers, names, cluster, .. } = *facts;
         for id in &fresh {
             if let Some(group) = self.groups.get_mut(id.place()) {
-                group.match_peers(peers, names, *cluster);
+                group.match_peers(peers, names, cluster);
             }
         }
-        let peers_changed = !changes.added.is_empty() || !changes.removed.is_empty();
-        if namespaces.is_empty() && !peers_changed && !names_changed {
-            return HashSet::new();
+        let mut changed = GroupSet::default();
+        if !facts.concerns_all() && facts.namespaces.is_empty() {
+            return changed;
         }
-        let mut changed = HashSet::new();
         let groups = self.groups.iter_mut().map(|(place, group)| (GroupId::of(place), group));
         for (id, group) in groups.filter(|(id, _)| !fresh.contains(id)) {
-            let before = (group.peers.clone(), group.ports.clone());
-            if namespaces.contains(&group.key.namespace) {
-                group.match_peers(peers, names, *cluster);
-            } else if peers_changed || *names_changed {
-                let GroupKey { namespace, labels, .. } = &group.key;
-                group.peers.retain(|peer| peers.scope(*peer).is_some());
-                if !changes.added.is_empty() {
-                    let of_namespace = cluster.namespace_labels(namespace);
-                    let covering = changes.added.iter();
-                    let covering =
-                        covering.filter(|(_, peer)| peer.selects(namespace, &of_namespace, labels));
-                    group.peers.extend(covering.map(|(id, _)| *id));
-                    group.peers.sort_unstable();
+            let differs = match facts.namespaces.contains(&group.key.namespace) {
+                true => {
+                    let before = (group.peers.clone(), group.ports.clone());
+                    group.match_peers(peers, names, cluster);
+                    before != (group.peers.clone(), group.ports.clone())
                 }
-                group.name_ports(names);
-            }
-            if before != (group.peers.clone(), group.ports.clone()) {
+                false => facts.concerns_all() && group.update(facts),
+            };
+            if differs {
                 changed.insert(id);
             }
         }
         changed
+    }
+}
+
+/// A set of groups, in which one is found at once: each address asks for its own.
+#[derive(Debug, Default)]
+pub(super) struct GroupSet {
+    /// By the group's place.
+    has: Vec<bool>,
+}
+
+impl GroupSet {
+    fn insert(&mut self, id: GroupId) {
+        self.has.resize(self.has.len().max(id.place() + 1), false);
+        self.has[id.place()] = true;
+    }
+
+    pub fn contains(&self, id: GroupId) -> bool {
+        self.has.get(id.place()).is_some_and(|has| *has)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.has.is_empty()
     }
 }

@@ -15,10 +15,10 @@ use super::identity::IdentityKey;
 use super::narrowed::narrowed;
 use super::peer::PeerScope;
 use super::permission::RuleChanges;
+use super::subjects::FirewallPod;
 use super::tier::AllTiers;
 use super::{
-    Blocks, FirewallChanges, FirewallPlan, FirewallPod, IdentityChange, IfRefused, PodRulesChange,
-    own_addresses,
+    Blocks, FirewallChanges, FirewallPlan, IdentityChange, IfRefused, PodRulesChange, own_addresses,
 };
 use denizen_model::{
     ClusterFacts, LocalPod, Model, ModelChange, PodByName, PodName, PodSet, PolicyName,
@@ -174,11 +174,16 @@ impl<'a> FirewallUpdate<'a> {
         if change.pods || is_first {
             let is_gone =
                 |id: &&AttachmentId| recorded.binary_search_by(|pod| pod.id.cmp(id)).is_err();
-            let gone = self.plan.subjects.keys().filter(is_gone);
+            let gone = self.plan.subjects.ids().filter(is_gone);
             for id in gone.cloned().collect::<Vec<_>>() {
                 names.extend(self.remove_subject(&id, cluster));
                 touched.insert(id);
             }
+        }
+        // Most changes in a cluster are of pods of other nodes.
+        let are_recorded = || names.iter().any(|name| self.plan.subjects.has(name));
+        if !is_first && !change.is_of_selection() && !are_recorded() {
+            return touched;
         }
         let of_policies: BTreeSet<_> =
             change.network_policies.iter().map(|policy| &policy.namespace).collect();
@@ -206,8 +211,7 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.classes.release(subject.decisions());
         self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.plan.groups.release(group));
-        // Another pod may have its address from now on, although the API still shows it as this
-        // pod's.
+        // Its address may be another pod's from now on, although the API still shows it as its own.
         let name = subject.pod?;
         if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
             self.plan.departed.insert(name.clone(), here.uid.clone());
@@ -242,10 +246,9 @@ impl<'a> FirewallUpdate<'a> {
         let ips: Vec<IpAddr> = own_addresses(pod).collect();
         self.claim(pod, [&ips, &additional], group);
         // After the new claims, so that a group that stays keeps its id.
-        before
-            .and_then(|before| before.group)
-            .into_iter()
-            .for_each(|group| self.plan.groups.release(group));
+        if let Some(group) = before.and_then(|before| before.group) {
+            self.plan.groups.release(group);
+        }
         let [ingress, egress] = decisions_of(pod, described.as_ref(), cluster, tiers);
         self.plan.classes.acquire([&ingress, &egress]);
         let subject = FirewallPod {
@@ -296,9 +299,8 @@ impl<'a> FirewallUpdate<'a> {
         if !is_departed {
             self.plan.departed.remove(name);
         }
-        let is_recorded =
-            || self.plan.subjects.values().any(|subject| subject.pod.as_ref() == Some(name));
-        let Some(pod) = pod.filter(|_| !is_departed && (here.is_none() || !is_recorded())) else {
+        let is_recorded = here.is_some() && self.plan.subjects.has(name);
+        let Some(pod) = pod.filter(|_| !is_departed && !is_recorded) else {
             return;
         };
         let group = self.plan.groups.acquire(GroupKey {

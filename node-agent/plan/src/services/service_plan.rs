@@ -190,19 +190,23 @@ impl ServicePlan {
             wanted.iter_mut().for_each(refuse_first);
         }
         self.remark(name, service.map(|service| remarks(service, by)), changes);
-        let mut gone: BTreeSet<FrontendKey> =
-            self.keys_of.remove(name).into_iter().flatten().collect();
         let keys: Vec<FrontendKey> = wanted.iter().map(|frontend| frontend.key).collect();
         for frontend in wanted {
-            gone.remove(&frontend.key);
             self.claim(frontend, changes);
         }
-        for key in gone {
+        let before = self.keys_of(name);
+        if *before == keys {
+            return;
+        }
+        let stay: BTreeSet<&FrontendKey> = keys.iter().collect();
+        let gone = before.iter().filter(|key| !stay.contains(key));
+        for key in gone.copied().collect::<Vec<_>>() {
             self.release(&key, name, changes);
         }
-        if !keys.is_empty() {
-            self.keys_of.insert(name.clone(), keys);
-        }
+        match keys.is_empty() {
+            true => self.keys_of.remove(name),
+            false => self.keys_of.insert(name.clone(), keys),
+        };
     }
 
     fn remark(
@@ -225,22 +229,24 @@ impl ServicePlan {
         // Nearly every frontend has one claim.
         let claims = self.claims.entry(key).or_insert_with(|| Vec::with_capacity(1));
         let mine = |claim: &Frontend| claim.service_port.service == frontend.service_port.service;
-        if claims.contains(&frontend) {
+        let place = claims.iter().position(mine);
+        if place.is_some_and(|place| claims[place] == frontend) {
             return;
         }
-        let before = claims.first().cloned();
-        let is_new = !claims.iter().any(mine);
-        claims.retain(|claim| !mine(claim));
-        let name = frontend.service_port.clone();
+        let former = place.map(|place| claims.remove(place));
         let at = claims.partition_point(|claim| claim.rank() < frontend.rank());
         claims.insert(at, frontend);
-        if is_new && claims.len() > 1 {
+        if former.is_none() && claims.len() > 1 {
             let winner = claims[0].service_port.clone();
-            let loser = if at == 0 { claims[1].service_port.clone() } else { name };
+            let loser = claims[at.max(1)].service_port.clone();
             changes.conflicts.push(Conflict { key, winner, loser });
         }
+        let before = match place {
+            Some(0) => former.as_ref(),
+            Some(_) | None => claims.get(usize::from(at == 0)),
+        };
         let after = claims.first();
-        changes.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
+        changes.local_endpoints |= recount(&mut self.local_endpoints, before, after);
         changes.frontends.insert(key);
     }
 
@@ -248,11 +254,16 @@ impl ServicePlan {
         let Entry::Occupied(mut entry) = self.claims.entry(*key) else {
             return;
         };
-        let before = entry.get().first().cloned();
-        entry.get_mut().retain(|claim| claim.service_port.service != *service);
-        let after = entry.get().first();
-        changes.local_endpoints |= recount(&mut self.local_endpoints, before.as_ref(), after);
-        if entry.get().is_empty() {
+        let claims = entry.get_mut();
+        let is_its = |claim: &Frontend| claim.service_port.service == *service;
+        if let Some(place) = claims.iter().position(is_its) {
+            let former = claims.remove(place);
+            if place == 0 {
+                let after = claims.first();
+                changes.local_endpoints |= recount(&mut self.local_endpoints, Some(&former), after);
+            }
+        }
+        if claims.is_empty() {
             entry.remove();
         }
         changes.frontends.insert(*key);

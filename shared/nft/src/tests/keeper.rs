@@ -61,13 +61,13 @@ fn the_kernel_gets_what_is_noted_and_keeps_it() {
         assert!(sync(kernel, &mut keeper, &mut wanted).is_none());
         assert!(keeper.is_programmed() && holds(kernel, &keeper, &wanted));
         // Nobody else changed anything: nothing is read.
-        keeper.check(kernel);
+        keeper.check(kernel.now());
         assert!(!keeper.is_unknown());
         let mut other = Kernel::open().unwrap();
         let chain = wanted.chains[0].name.clone();
         other.write(schema.family, |batch| batch.flush_chain(schema.name, &chain)).unwrap();
         other.write(schema.family, |batch| batch.add_elements(&schema, &[gone])).unwrap();
-        keeper.check(kernel);
+        keeper.check(kernel.now());
         let repair = sync(kernel, &mut keeper, &mut wanted);
         assert_eq!(repair, Repair { rebuilt: false, chains: 1, elements: 1 });
         assert!(holds(kernel, &keeper, &wanted));

@@ -11,7 +11,7 @@ use super::super::table::Table;
 use super::super::table_config::TableConfig;
 use super::slots::{frontend, key, to};
 use denizen_fixture::{ip, pods, port, range};
-use denizen_model::{Family, Protocol, SessionAffinity};
+use denizen_model::{Family, Protocol, ServiceName, SessionAffinity};
 use denizen_nft::{Content, Delta, Element, Key, SetId, Statement, Value, Verdict};
 use denizen_plan::{
     Detection, Detector, Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade,
@@ -64,7 +64,7 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             4 => proptest::collection::btree_set(0_u16..20, 1..20).prop_map(to),
         ]
     };
-    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..3);
+    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..4);
     facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
         let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
         let address = match which {
@@ -74,7 +74,7 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
         };
         let at = FrontendKey { address, protocol, port: port(80 + u16::from(which % 2)) };
         let masquerade = if always { Masquerade::Always } else { Masquerade::UnlessLocalPod };
-        let decided = Frontend {
+        let mut decided = Frontend {
             kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
             masquerade,
             outside,
@@ -86,6 +86,9 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
             ..frontend(at, inside)
         };
+        if extra == 3 {
+            decided.service_port.service = ServiceName::new("default", "other");
+        }
         (at, (!gone).then_some(decided))
     })
 }
