@@ -208,6 +208,23 @@ impl ClassKey {
             .collect()
     }
 
+    /// The ports that an entry of `ports` permits with a peer of this identity.
+    fn ports_of(&self, entry: &PolicyPort, peer: &IdentityKey) -> Vec<PortKey> {
+        match &entry.port {
+            PortMatch::Any => vec![PortKey::Protocol(entry.protocol)],
+            PortMatch::Range(first, last) => {
+                vec![PortKey::Range(entry.protocol, *first, *last)]
+            }
+            PortMatch::Named(name) => {
+                let ports = match self.direction {
+                    Direction::Ingress => &self.ports,
+                    Direction::Egress => &peer.ports,
+                };
+                resolved(ports, name, entry.protocol).map(PortKey::named).collect()
+            }
+        }
+    }
+
     /// Whether an identity that came or went may change the permissions.
     pub(super) fn may_name(&self, key: &IdentityKey, rules: &PoliciesInForce) -> bool {
         self.rules(rules).any(|(_, rule)| match &rule.peers {
@@ -230,16 +247,15 @@ impl ClassKey {
                 None => None,
                 Some(peers) => Some(*peers.iter().find(|id| peer.is_any_of(&[**id]))?),
             };
-            let named = self.named_ports(rule, peer);
-            let mut ports = self.fixed_ports(rule).into_iter().chain(named);
-            let is_covered = ports.any(|ports| ports.covers(protocol, port));
-            let entry = entry_for(rule, protocol, port);
-            is_covered.then_some(PermittingRule {
-                policy,
-                index: rule.index,
-                peer: covering,
-                entry,
-            })
+            let covers = |entry: &&PolicyPort| {
+                let mut ports = self.ports_of(entry, peer).into_iter();
+                ports.any(|ports| ports.covers(protocol, port))
+            };
+            let entry = match &rule.ports {
+                Ports::All => None,
+                Ports::These(entries) => Some(entries.iter().find(covers)?),
+            };
+            Some(PermittingRule { policy, index: rule.index, peer: covering, entry })
         })
     }
 }
@@ -286,25 +302,8 @@ pub(super) struct PermittingRule<'a> {
     pub policy: &'a PolicyName,
     pub index: usize,
     pub peer: Option<super::peer::PeerId>,
-    /// The entry of `ports`, if one can be named.
+    /// The entry of `ports` that covers the packet; `None` if the rule permits all ports.
     pub entry: Option<&'a PolicyPort>,
-}
-
-/// The entry of `ports` that covers a port by its number, or the first name.
-fn entry_for(
-    rule: &RuleInForce,
-    protocol: Option<Protocol>,
-    port: Option<NonZeroU16>,
-) -> Option<&PolicyPort> {
-    let Ports::These(ports) = &rule.ports else { return None };
-    let of_protocol = |entry: &&PolicyPort| Some(entry.protocol) == protocol;
-    let by_number = |entry: &&PolicyPort| match &entry.port {
-        PortMatch::Any => true,
-        PortMatch::Range(first, last) => port.is_some_and(|port| (*first..=*last).contains(&port)),
-        PortMatch::Named(_) => false,
-    };
-    let mut entries = ports.iter().filter(of_protocol);
-    entries.clone().find(by_number).or_else(|| entries.next())
 }
 
 fn resolved<'a>(
