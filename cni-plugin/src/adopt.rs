@@ -51,7 +51,8 @@ pub enum NotAdopted {
     /// The cached result is not valid.
     #[error("{0}")]
     Malformed(String),
-    /// The kernel contradicts it: the pod is gone, or was never attached to this node's stack.
+    /// The kernel contradicts the cached result: the pod is gone, or was never attached to this
+    /// node's stack.
     #[error("{0}")]
     NotSo(String),
     /// The kernel could not be queried.
@@ -59,8 +60,8 @@ pub enum NotAdopted {
     Kernel(#[from] io::Error),
 }
 
-/// Makes records for pods whose interfaces existed when it was opened, in the network namespace of
-/// the thread that opened it.
+/// Makes records for pods whose interfaces existed when the adopter was opened. The node's links
+/// are those in the network namespace of the thread that opened it.
 pub struct Adopter {
     node: NetnsLinks,
 }
@@ -79,8 +80,8 @@ impl Adopter {
         adopt(&mut self.node, remembered)
     }
 
-    /// The MAC address of the pod's interface of a record that has none, as the kernel says; `None`
-    /// if its link is gone or is no veth.
+    /// The MAC address, from the kernel, of the pod's interface that `record` is about, for records
+    /// without a MAC address; `None` if the link is gone or is not a veth.
     ///
     /// # Errors
     /// When the kernel cannot be queried.
@@ -134,7 +135,7 @@ fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachmen
     Ok(record)
 }
 
-/// The fields of a result that are needed beside those of [`PrevResult`].
+/// The fields of a result that are needed in addition to those of [`PrevResult`].
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Outline {
@@ -165,7 +166,7 @@ impl Outline {
         })
     }
 
-    /// The pod's namespace, from the runtime, else from a plugin.
+    /// The path of the pod's network namespace, from the runtime, else from the result.
     fn netns<'a>(&'a self, remembered: &Remembered<'a>) -> Option<&'a str> {
         let named =
             self.interfaces.iter().flatten().filter(|place| place.name == remembered.if_name);
@@ -182,7 +183,7 @@ impl Outline {
 /// Where a pod is attached.
 struct Seen {
     attached: Attached,
-    /// Which of the result's addresses it has.
+    /// The result's addresses that the pod has.
     ips: Vec<IpAddr>,
     further: Vec<FurtherInterface>,
 }
@@ -206,8 +207,8 @@ fn seen(
     Ok(seen)
 }
 
-/// The namespace at `path`, with this namespace's number for it. `None` if that cannot be found
-/// from here, because its folder is not shared with this process.
+/// The namespace at `path`, with the number (nsid) that the node's namespace has for it. `None` if
+/// the namespace cannot be reached, because its folder is not shared with this process.
 fn namespace(node: &mut NetnsLinks, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
     let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
     let netns = match Netns::open(path) {
@@ -235,7 +236,8 @@ fn namespace(node: &mut NetnsLinks, path: &Path) -> Result<Option<(Netns, i32)>,
     }
 }
 
-/// With the pod's namespace: its interface leads to the node's link, and has the addresses.
+/// How the pod is attached, if its namespace can be reached: the pod's interface leads to the
+/// node's link, and has the addresses.
 fn inside(
     node: &mut NetnsLinks,
     prev_result: &PrevResult,
@@ -261,8 +263,9 @@ fn mac_behind(host: &NetnsLink) -> io::Result<Option<String>> {
     Ok(pod.filter(|link| link.is("veth") && !link.mac.is_empty()).map(|link| link.mac_text()))
 }
 
-/// Without the pod's namespace: the only link on the node in the result leads into some namespace,
-/// and the node's routes to the addresses lead to that link, or to its bridge.
+/// How the pod is attached, if its namespace cannot be reached. Only one link in the result can be
+/// the pod's on the node; it must lead into some namespace, and the node's routes to the addresses
+/// must lead to that link, its VLAN device or its bridge.
 fn outside(node: &mut NetnsLinks, prev_result: &PrevResult) -> Result<Seen, NotAdopted> {
     let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())
     else {

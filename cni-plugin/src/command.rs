@@ -29,7 +29,7 @@ use crate::kernel::{
 };
 use crate::prev_result::PrevResult;
 
-/// How long a writer waits for others. Then the runtime must try again later.
+/// How long a writer waits for the lock. After that the call fails, and the runtime must try again.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// One attachment, as the kernel has it.
@@ -40,7 +40,7 @@ struct ObservedAttachment {
     /// The links inside the pod.
     pod: NetnsLinks,
     attached: Attached,
-    /// Other interfaces that the same ADD gave the pod.
+    /// Other interfaces that the same ADD gave to the pod.
     further: Vec<FurtherInterface>,
 }
 

@@ -29,17 +29,18 @@ const EVERY_PLUGINS: [&str; 6] =
 /// Keys that this plugin uses.
 const OURS: [&str; 5] = ["prevResult", "hostPorts", "redirect", "runDir", "waitForAgent"];
 
-/// What `install-cni` has taken out of the list, to put it back. The plugin has no use for it.
+/// The key under which `install-cni` keeps the entries of portmap that it has taken out of the
+/// list, to put them back later. The plugin ignores it.
 pub const REPLACED_PORTMAP: &str = "replacedPortmap";
 
 /// The capability by which a runtime passes the pod's annotations.
 pub const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
-/// Keys of other plugins that a program writes even if empty, because they are in Go's
-/// configuration struct. Empty, they are ignored.
+/// Keys of other plugins that programs in Go write even if empty, because their configuration
+/// struct has them. If empty, they are ignored.
 const HARMLESS_EMPTY: [&str; 2] = ["ipam", "dns"];
 
-/// The prefix of keys that the runtime and plugins use between them.
+/// The prefix of keys by which the runtime passes data to plugins.
 const PROTOCOL: &str = "cni.dev/";
 
 /// The configuration as written: an object with unchecked values.
@@ -91,7 +92,7 @@ impl<'a> RawConfig<'a> {
         json::parse(raw.get()).map(Some).map_err(|error| CniError::malformed(key, &error))
     }
 
-    /// Refuses the first unknown key: whoever wrote it expects an effect.
+    /// Refuses the first unknown key: the operator who wrote it expects an effect.
     fn refuse_unknown(&self) -> Result<(), CniError> {
         let known = |key: &str, value: &RawValue| {
             EVERY_PLUGINS.contains(&key)
@@ -119,7 +120,8 @@ pub(crate) struct PluginConfig<'a> {
     pub(crate) run_dir: PathBuf,
     pub(crate) wait_for_agent: Option<WaitForAgent>,
     pub(crate) redirect: Option<RedirectConfig>,
-    /// The pod's annotations; `None` if the runtime passed none, not even that there are none.
+    /// The pod's annotations; `None` if the runtime does not pass annotations. A pod without
+    /// annotations has an empty map.
     pub(crate) annotations: Option<BTreeMap<String, String>>,
     /// What the runtime passes about host ports; `None` if the entry does not ask for them.
     pub(crate) port_mappings: Option<Box<RawValue>>,
@@ -143,7 +145,7 @@ impl<'a> PluginConfig<'a> {
     }
 
     /// The part that removal needs. Other keys are not checked, and a bad `waitForAgent` counts as
-    /// none: a mistyped key must not keep a pod from being deleted.
+    /// missing: a mistyped key must not keep a pod from being deleted.
     pub(crate) fn for_removal(raw: &RawConfig<'a>) -> Result<PluginConfig<'a>, CniError> {
         let network: String = raw
             .typed("name")?

@@ -138,15 +138,14 @@ pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     without_middle(text, LONGEST_VALUE)
 }
 
-/// A whole error, whatever is in it.
+/// The text of a whole error, limited in length whatever values are in it.
 fn bounded(text: &str) -> Cow<'_, str> {
     without_middle(text, LONGEST_TEXT)
 }
 
-/// `text`, which has at most about `longest` characters: more of its beginning stays than of its
-/// end.
+/// `text`, shortened to about `longest` characters: more of its beginning stays than of its end.
 fn without_middle(text: &str, longest: usize) -> Cow<'_, str> {
-    // There are at least as many bytes.
+    // A text has at least as many bytes as characters.
     if text.len() <= longest || text.chars().count() <= longest {
         return text.into();
     }

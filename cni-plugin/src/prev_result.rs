@@ -15,7 +15,7 @@ use crate::version::CniVersion;
 pub(crate) struct PrevResult {
     /// The names of links on the node in the result: the pod's veth, the bridge, others.
     pub(crate) host_links: Vec<String>,
-    /// The names of other interfaces that the result lists in a sandbox.
+    /// The names of other interfaces that the result lists as in a sandbox.
     pub(crate) further: Vec<String>,
     /// Whether the result lists the container's interface.
     pub(crate) has_interface: bool,
@@ -88,7 +88,8 @@ impl PrevResult {
             };
             if is_ours {
                 ips.push(address);
-                // A gateway is only a destination to try, so an invalid one is ignored.
+                // Gateways only serve as destinations when a redirection is tested, so an invalid
+                // one is ignored.
                 gateways.extend(ip.gateway.and_then(|gateway| gateway.parse::<IpAddr>().ok()));
             }
         }
@@ -106,11 +107,11 @@ impl PrevResult {
     }
 }
 
-/// Checks that a result, which says the version `stated`, has the type of results that a chain in
-/// `version` has. Like Go's plugins it accepts every version with that type: they differ in nothing
-/// that is read here.
+/// Checks that a result with the version `stated` has the same type as results of a chain in
+/// `version`. Like Go's plugins, this accepts every version with that type: in what is read here,
+/// such results do not differ.
 fn check_version(stated: Option<&str>, version: CniVersion) -> Result<(), CniError> {
-    // Before 1.0.0, results need not say their version; then it is the chain's.
+    // Before 1.0.0, results need not state their version; then it is the chain's.
     let Some(stated) = stated.filter(|stated| !stated.is_empty()) else {
         return Ok(());
     };

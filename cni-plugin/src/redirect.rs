@@ -1,7 +1,8 @@
 //! The redirection of a pod's TCP to the pod's own proxy, in the pod's network namespace.
 //!
 //! The conflist's [`RedirectConfig`] and the pod's annotations decide what is redirected:
-//! [`RedirectConfig::decide`], which is pure. An [`Installed`](install::Installed) one is in the kernel.
+//! [`RedirectConfig::decide`], which is pure. An [`Installed`](install::Installed) redirection is
+//! in the kernel.
 
 mod consul;
 mod entry;

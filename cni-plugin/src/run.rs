@@ -19,11 +19,11 @@ const LONGEST_INPUT: u64 = 16 << 20;
 /// The result of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallResult {
-    /// It succeeded. This goes to standard output.
+    /// The call succeeded. This text goes to standard output.
     Done(String),
-    /// It failed. This error object goes to standard output.
+    /// The call failed. This error object goes to standard output.
     Failed(String),
-    /// A person runs the plugin by hand, and reads this on standard error.
+    /// A person runs the plugin by hand. This text goes to standard error.
     ByHand(String),
 }
 
@@ -83,7 +83,7 @@ fn parse<'a>(
 ) -> Result<Call<'a>, CniError> {
     let command = environment.command()?;
     if command == CniCommand::Version {
-        // Only the version in its input matters, and this plugin need not support it.
+        // Of the input of VERSION only the version matters, and this plugin need not support it.
         return versions(input).map(Call::Version);
     }
     let raw = RawConfig::parse(input)?;

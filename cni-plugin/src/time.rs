@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const SECONDS_A_DAY: u64 = 86_400;
 
-/// `time` in RFC 3339, in UTC, to the nanosecond: of two pods that claim the same, the newer one
-/// has it. A time before 1970 becomes 1970.
+/// `time` in RFC 3339, in UTC, to the nanosecond: of two pods that claim the same address or host
+/// port, the newer one gets it. A time before 1970 becomes 1970.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (seconds, fraction) = (since.as_secs(), since.subsec_nanos());

@@ -1,7 +1,8 @@
-//! Waits until the agent has programmed the kernel for a pod: the client of the agent's socket.
+//! Waits until the agent has programmed the kernel for a pod, or without it: the client of the
+//! agent's socket.
 //!
-//! No lock is held meanwhile. The timeout limits the wait, whatever the agent, or another program
-//! in its place, does.
+//! No lock is held during the wait. The timeout limits the wait, whatever the agent, or another
+//! program in its place, does.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -27,9 +28,9 @@ const LONGEST_ANSWER: u64 = 64 << 10;
 /// The result of the wait.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
-    /// The kernel treats the pod's packets as a local pod's.
+    /// The kernel treats the pod's packets as a local pod's; after a DEL, it no longer does.
     Programmed,
-    /// The pod is not programmed, for this reason.
+    /// The agent has not done that, for this reason.
     Not(String),
 }
 
@@ -59,7 +60,7 @@ pub(crate) fn wait_if_listened_to(
     Some(wait_on(Some(stream), run_dir, ask, timeout))
 }
 
-/// As [`wait()`], over this connection first, if there is one.
+/// As [`wait()`], over `connection` first, if there is one.
 #[expect(
     clippy::disallowed_methods,
     reason = "the I/O edge: the wait for another process is bounded here"
@@ -85,7 +86,7 @@ fn wait_on(
                     reason.unwrap_or_else(|| "the agent gave no reason".to_owned()),
                 );
             }
-            // An invalid answer does not become valid by asking again.
+            // Not repeated: an invalid answer does not become valid by asking again.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Waited::Not(format!("cannot parse the agent's answer: {error}"));
             }

@@ -1,4 +1,5 @@
-//! Any text in the state file's place: both ways to read it agree, and what is written can be read.
+//! Any text as a state file: the typed format and the editor agree, and what is written can be
+//! read.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

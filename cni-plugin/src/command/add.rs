@@ -19,9 +19,9 @@ use crate::redirect::{Location, OnFailure, RedirectConfig, conflict, install, re
 use crate::time::rfc3339;
 use crate::wait::{Waited, wait};
 
-/// Redirects the pod's TCP if it should be, records the attachment of `call`, in place of one with
-/// the same id, and returns the previous plugin's result unchanged. If it fails, it undoes what it
-/// did. A pod that is recorded is redirected: that comes first.
+/// Redirects the pod's TCP if it should be, records the attachment of `call`, in place of a record
+/// with the same id, and returns the previous plugin's result unchanged. If it fails, it undoes
+/// what it did. The redirection comes first, so a recorded pod is already redirected.
 pub(crate) fn add(
     call: &Attach,
     config: &PluginConfig<'_>,
@@ -44,7 +44,7 @@ pub(crate) fn add(
                 }
                 Err(error) => {
                     not_redirected(entry, error)?;
-                    // Nothing was changed.
+                    // The pod has the rules that it had before: those of an earlier ADD, if any.
                     (None, earlier())
                 }
             }
@@ -80,7 +80,7 @@ pub(crate) fn add(
     }
 }
 
-/// What is to be redirected of the pod of `call`, if anything, and by which entry.
+/// What of the pod of `call` is to be redirected, if anything, and the entry that says so.
 fn redirect_of<'a>(
     call: &Attach,
     config: &'a PluginConfig<'_>,
@@ -131,13 +131,13 @@ fn recorded_state(config: &PluginConfig<'_>) -> Option<State> {
     existing(&config.run_dir).ok()??.read().ok()?
 }
 
-/// What an earlier ADD of `call` has programmed in the pod, by the record.
+/// What an earlier ADD of `call` has programmed in the pod, according to the record.
 fn earlier(call: &Attach, config: &PluginConfig<'_>) -> Option<Redirect> {
     let record = recorded_state(config)?.attachments.remove(&call.named.id())?;
     (record.netns == Some(call.netns.display().to_string())).then_some(record.redirect)?
 }
 
-/// Whether the pod may start although it cannot be redirected; `error` if not.
+/// Succeeds if the pod may start although it cannot be redirected; otherwise returns `error`.
 fn not_redirected(entry: &RedirectConfig, error: CniError) -> Result<(), CniError> {
     match entry.on_error {
         OnFailure::Fail => Err(error),
@@ -175,7 +175,8 @@ fn recorded(
         .map_err(|error| undo(&run_dir, record, replaced, error))
 }
 
-/// Removes all rules of earlier ADDs that `record` names, and then their names.
+/// Removes all rules of earlier ADDs that `record` names, and then clears their names in the
+/// record.
 fn remove_all_obsolete(
     run_dir: &RunDir,
     record: &Attachment,
@@ -228,7 +229,7 @@ fn wait_for_agent(
             Ok(())
         }
         OnTimeout::Isolate => {
-            // Even if an agent listens: it may have hung before it read the record.
+            // Isolated even if an agent listens: the agent may have hung before it read the record.
             isolate(addresses).map_err(|error| {
                 let also = in_full(&error);
                 CniError::TryAgainLater(format!("{message}; and it cannot be isolated: {also}"))

@@ -34,7 +34,7 @@ pub(crate) fn check(
     let seen = ObservedAttachment::of(call, prev_result)?;
     let mut found = Vec::new();
     let asked = asked_host_ports(call, config)?;
-    // The agent may have added those that another plugin serves.
+    // The agent may have added host ports that another plugin serves.
     if config.port_mappings.is_some() || !record.host_ports_adopted {
         differ("host ports", &record.host_ports, "passed", &asked, &mut found);
     }
@@ -62,7 +62,8 @@ fn compare_call(
     differ("addresses", &set(&record.ips), "in prevResult", &set(&prev_result.ips), found);
 }
 
-/// Compares the record with the rules in the pod, in which `others` have rules, too.
+/// Compares the record with the rules in the pod. `others`: how its other attachments are
+/// redirected.
 fn compare_rules(
     record: &Attachment,
     others: &[&Redirect],
@@ -105,7 +106,8 @@ fn compare_kernel(
                 lost.map(|ip| format!("address {ip} is recorded, but {name} does not have it")),
             );
         }
-        // If the result lists no interface (a device passed to user space), there is none to find.
+        // If the result lists no interface (a device passed to user space), there is no interface
+        // to find.
         None if prev_result.has_interface || record.host_interface.is_some() => {
             found.push(format!("interface {name} is gone from the pod"));
         }
@@ -144,7 +146,7 @@ fn differ<T: PartialEq + Debug>(what: &str, was: &T, place: &str, is: &T, found:
     }
 }
 
-/// In one order, each once.
+/// The addresses, sorted and each once.
 fn set(ips: &[IpAddr]) -> Vec<IpAddr> {
     // An older version recorded IPv4-mapped addresses unchanged.
     let mut ips: Vec<_> = ips.iter().map(IpAddr::to_canonical).collect();

@@ -10,7 +10,7 @@ use crate::environment::AttachmentName;
 use crate::error::CniError;
 use crate::wait::{Waited, wait_if_listened_to};
 
-/// How long a DEL waits at most until the kernel no longer treats the pod's addresses as its own.
+/// The longest that a DEL waits for the kernel to be programmed without the pod.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 
 /// Removes the record of `call`, if there is one. With `waitForAgent` and an agent that listens, it

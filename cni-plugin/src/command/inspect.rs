@@ -13,7 +13,7 @@ use crate::redirect::{self, Location};
 /// its id, or `namespace/name` of the pod. The caller must be root.
 ///
 /// # Errors
-/// When no record has it, or its network namespace cannot be entered.
+/// When no record matches, or the pod's network namespace cannot be entered.
 pub fn inspect(run_dir: &Path, container: &str) -> Result<String, CniError> {
     let state = match existing(run_dir)? {
         Some(run_dir) => run_dir.read()?,

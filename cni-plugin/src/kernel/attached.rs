@@ -21,7 +21,7 @@ pub(crate) struct Attached {
     pub(crate) mac: Option<String>,
 }
 
-/// One more interface of a pod.
+/// An interface of a pod besides the one that the ADD is for.
 pub(crate) struct FurtherInterface {
     pub(crate) if_name: String,
     pub(crate) attached: Attached,
@@ -29,7 +29,8 @@ pub(crate) struct FurtherInterface {
 }
 
 impl FurtherInterface {
-    /// Its record beside `first`, that of the pod's first interface.
+    /// The record of this interface, with the pod's data from `first`, the record of its first
+    /// interface.
     pub(crate) fn beside(self, first: &Attachment) -> Attachment {
         Attachment {
             if_name: self.if_name,
@@ -71,9 +72,9 @@ pub(crate) fn attached(
     Ok(Attached { mac, ..at(node, host)? })
 }
 
-/// Those of the interfaces in `netns` with these names that lead to the node: their names, where
-/// they are attached, and their addresses as the kernel has them, for a result need not list them.
-/// The pod's links are `pod`, the node's `node`.
+/// The interfaces with these `names` in `netns` that lead to the node: their names, where they are
+/// attached, and their addresses. The addresses are from the kernel, since a result need not list
+/// them. The pod's links are `pod`, the node's `node`.
 pub(crate) fn further_interfaces(
     node: &mut NetnsLinks,
     pod: &mut NetnsLinks,
@@ -82,7 +83,7 @@ pub(crate) fn further_interfaces(
 ) -> io::Result<Vec<FurtherInterface>> {
     let mut found = Vec::new();
     for name in names {
-        // The AWS VPC CNI also lists what is no interface.
+        // The AWS VPC CNI also lists names that are not interfaces.
         let Some(container) = pod.named(name)?.filter(|link| link.is("veth")) else { continue };
         let Some(host) = peer(node, &container, netns)? else { continue };
         let ips = pod.addresses(container.index)?.into_iter().filter(is_of_pod).collect();
@@ -92,8 +93,8 @@ pub(crate) fn further_interfaces(
     Ok(found)
 }
 
-/// Whether packets of others than the node can have it. An IPv4 address of a link only may be
-/// translated on the way out, as the AWS VPC CNI does it.
+/// Whether the pod can use the address for packets to others than the node. A link-local IPv4
+/// address counts: it may be translated on the way out, as the AWS VPC CNI does it.
 fn is_of_pod(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -134,8 +135,8 @@ pub(crate) fn at(node: &mut NetnsLinks, host: Option<NetnsLink>) -> io::Result<A
 /// The other end of `container`, if it is on this node.
 ///
 /// An index alone proves nothing: it may belong to a third namespace, and the link with this index
-/// here may be another pod's veth, whose other end has the same index as this one's. So the link
-/// must lead back, and into this very namespace.
+/// here may be another pod's veth, whose other end has the same index as `container`. So the link
+/// must lead back to that index, and into the namespace `netns`.
 fn peer(
     node: &mut NetnsLinks,
     container: &NetnsLink,

@@ -53,7 +53,8 @@ pub(crate) struct NetnsLink {
     pub(crate) master: Option<u32>,
     /// The link below it: a veth's other end, a VLAN's or macvlan's device.
     pub(crate) lower: Option<u32>,
-    /// The namespace of `lower`, by this namespace's numbers; `None` for this namespace.
+    /// The nsid of the namespace of `lower`, as this namespace numbers it; `None` for this
+    /// namespace.
     pub(crate) lower_nsid: Option<i32>,
     /// A VLAN device's VLAN.
     pub(crate) vlan: Option<u16>,
@@ -110,16 +111,17 @@ impl NetnsLink {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortVlan {
     pub(crate) id: u16,
-    /// Untagged frames that enter belong to this VLAN.
+    /// Untagged frames that enter the bridge here belong to this VLAN.
     pub(crate) is_default: bool,
-    /// Its frames leave untagged.
+    /// Frames of this VLAN leave the bridge untagged here.
     pub(crate) untagged: bool,
 }
 
 /// The links of one network namespace.
 pub(crate) struct NetnsLinks {
     socket: Socket,
-    /// The namespace, by the numbers of the socket's own; `None` for the socket's own.
+    /// The nsid of the namespace, as the socket's own namespace numbers it; `None` for the socket's
+    /// own.
     nsid: Option<i32>,
     /// See [`NetnsLinks::vlans`].
     vlans: Option<Vlans>,
@@ -127,8 +129,8 @@ pub(crate) struct NetnsLinks {
 
 /// The VLANs of bridge ports, and all links.
 pub(crate) struct Vlans {
-    /// The VLANs of every port of every bridge and of the bridges themselves, by link index and in
-    /// its order.
+    /// The VLANs of every port of every bridge and of the bridges themselves, by link index, sorted
+    /// by it.
     pub(crate) ports: Vec<(u32, Vec<PortVlan>)>,
     /// Every link.
     pub(crate) links: Vec<NetnsLink>,

@@ -22,7 +22,7 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Opens the namespace at `path`. Only entering it shows whether it is one: see
+    /// Opens the namespace at `path`. Only entering it shows whether it is a network namespace: see
     /// [`Netns::links`].
     pub(crate) fn open(path: &Path) -> io::Result<Netns> {
         // Non-blocking, since a named pipe in its place would block the runtime for ever.
@@ -40,8 +40,8 @@ impl Netns {
 
     /// The links of this namespace.
     pub(crate) fn links(&self) -> io::Result<NetnsLinks> {
-        // A socket stays in the namespace in which it was created, so nothing else must be done
-        // there.
+        // A socket stays in the namespace in which it was created, so nothing but opening the
+        // socket is done in it.
         self.within(NetnsLinks::open)?
     }
 

@@ -11,7 +11,7 @@ use denizen_state::firewall::{PENDING, TABLE};
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// Why addresses are not isolated.
+/// Why addresses could not be isolated.
 #[derive(Debug, Error)]
 pub(crate) enum PendingError {
     #[error("nf_tables cannot be reached")]
@@ -30,7 +30,7 @@ impl Pending {
         Ok(Self(Kernel::open()?))
     }
 
-    /// Whether there are tables.
+    /// Whether the firewall's tables exist.
     pub(crate) fn is_there(&mut self) -> Result<bool, PendingError> {
         let has_set = |family| matches!(family, TableFamily::Ip | TableFamily::Ip6);
         let families = self.0.tables(|table| {
@@ -56,7 +56,7 @@ impl Pending {
     }
 }
 
-/// As far as the plugin knows the table.
+/// The part of the firewall's table that the plugin uses: the set of pending addresses.
 fn schema(version: Family) -> Schema {
     let pending = Set {
         id: SetId(0),

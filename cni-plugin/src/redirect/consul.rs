@@ -1,4 +1,4 @@
-//! Consul's annotations. Its injector writes all that is redirected into one of them, as JSON.
+//! Consul's annotations. Its injector writes all that is redirected into one annotation, as JSON.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ static FIELDS: [(&str, &RedirectKey); 8] = [
 ];
 const DNS: &str = "ConsulDNSPort";
 const DNS_ADDRESS: &str = "ConsulDNSIP";
-/// Fields of that type that do not say what is redirected.
+/// Other fields of `iptables.Config`, which do not say what is redirected.
 const OTHERS: [&str; 3] = ["NetNS", "IptablesProvider", "NftablesProvider"];
 
 /// Whether Consul's injector has added a transparent proxy to the pod.

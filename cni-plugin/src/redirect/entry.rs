@@ -24,13 +24,13 @@ pub(crate) struct RedirectConfig {
     /// The annotations that may override values; `None`: all.
     allow: Option<BTreeSet<String>>,
     pub(crate) verify: Verify,
-    /// When the kernel refuses, or a connection is not redirected.
+    /// What happens if the kernel refuses the rules, or the test finds a connection not redirected.
     pub(crate) on_error: OnFailure,
-    /// When the runtime passes no annotations.
+    /// What happens if the runtime passes no annotations.
     pub(crate) without_annotations: OnFailure,
 }
 
-/// A value as written in the conflist or an annotation: what it is, and its entries.
+/// A value as written in the conflist: its key, and its entries.
 type WrittenValue = (&'static RedirectKey, Vec<String>);
 
 /// The annotation by which pods are selected.
@@ -138,7 +138,7 @@ impl RedirectConfig {
         }
     }
 
-    /// Whether these annotations select a pod, in whichever namespace.
+    /// Whether these annotations select a pod, whatever its namespace.
     pub(super) fn selects(&self, annotations: &BTreeMap<String, String>) -> Result<bool, String> {
         match annotations.get(REDIRECT).map(|text| text.trim()) {
             Some("enabled") => return Ok(true),
@@ -245,7 +245,8 @@ fn check_allowed(profile: Profile, allow: Option<&BTreeSet<String>>) -> Result<(
     }
 }
 
-/// The values in an object, each tried once.
+/// The values in an object. Each is applied once, to an empty redirection, so that a bad one is
+/// refused.
 fn values_of(
     parent: &str,
     profile: Profile,

@@ -34,8 +34,8 @@ impl Installed {
         &self.redirect
     }
 
-    /// Takes it back, for `error`: the pod is as it was before, with what an `earlier` ADD has
-    /// programmed. Returns the error, with any failure.
+    /// Takes the redirection back because of `error`: the pod is as it was before, with what an
+    /// `earlier` ADD has programmed. Returns `error`, with any failure of the undo.
     pub(crate) fn undo(
         self,
         location: &Location<'_>,
@@ -65,9 +65,9 @@ impl Installed {
     }
 }
 
-/// Programs `redirect` at `location`, in place of what an earlier call did, and tests it as `how`
-/// says. `gateways` are the pod's. If it fails, the pod is as it was before, with the rules of
-/// `earlier`.
+/// Programs `redirect` at `location`, in place of what an earlier call programmed, and tests it as
+/// `how` says. `gateways` are the pod's. If it fails, the pod is as it was before, with the rules
+/// of `earlier`.
 pub(crate) fn install(
     location: &Location<'_>,
     redirect: Redirect,
@@ -97,8 +97,8 @@ pub(crate) fn install(
     }
 }
 
-/// Removes what an `earlier` ADD has programmed at `location`, except the rules of iptables that
-/// those in `kept` need.
+/// Removes what an `earlier` ADD has programmed at `location`, except rules of iptables that the
+/// redirections `kept` need.
 pub(crate) fn remove_obsolete(
     location: &Location<'_>,
     earlier: &Redirect,
@@ -107,7 +107,8 @@ pub(crate) fn remove_obsolete(
     match earlier.backend {
         RedirectBackend::Nftables => open(location.netns)?
             .write(TableFamily::Inet, |batch| {
-                // Another program may have deleted it.
+                // Added first, since another program may have deleted the table, and then its
+                // deletion fails.
                 batch.add_table_named(&location.table, COMMENT);
                 batch.delete_table(&location.table);
             })
@@ -157,7 +158,7 @@ fn write(kernel: &mut Kernel, table: &str, redirect: &Redirect) -> Result<(), Cn
         .map_err(|error| refused(table, &error))
 }
 
-/// The chain of an earlier ADD that dropped what is invalid, if it is there.
+/// The chain with which an earlier ADD dropped invalid packets, if it is there.
 fn invalid_chain(kernel: &mut Kernel, table: &str) -> Result<Vec<Arc<str>>, CniError> {
     let name = |chain: ChainView<'_>| {
         let name = chain.name().filter(|name| *name == INVALID)?;
@@ -286,7 +287,7 @@ pub(super) struct FoundRule {
 pub(super) fn found_rule(wanted: &Commented, found: RuleView<'_>) -> FoundRule {
     let comment = found.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
-    // A rule is found by its comment, and then compared: either can be changed by others.
+    // A rule is found by its comment, and then compared: another program can change either.
     let place =
         both.position(|(rule, text)| text == comment && found.does(TableFamily::Inet, rule));
     FoundRule { comment: comment.into(), place }

@@ -16,7 +16,7 @@ use crate::kernel::Netns;
 /// Chains of linkerd-init: what arrives, and what the pod sends.
 const CHAINS: [&str; 2] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
 
-/// The jumps to them, as `iptables-save` lists them.
+/// The jumps to these chains, as `iptables-save` lists them.
 const JUMPS: [&str; 2] = [
     "PREROUTING -m comment --comment \"proxy-init/install-proxy-init-prerouting\" \
      -j PROXY_INIT_REDIRECT",
@@ -32,7 +32,7 @@ const WAIT: &str = "--wait=5";
 /// What each IP version had before, as `iptables-save` listed it.
 pub(super) struct Before(Vec<(Family, String)>);
 
-/// Whether linkerd-init's rules can do what is asked for.
+/// Whether linkerd-init's rules can do what `redirect` asks for.
 pub(super) fn can(redirect: &Redirect, if_name: &str) -> bool {
     let only_one = matches!(redirect.interfaces.as_slice(), [one] if one == if_name);
     only_one
@@ -56,8 +56,8 @@ pub(super) fn program(netns: &Netns, redirect: &Redirect) -> Result<Before, CniE
     change(netns, versions(redirect), wanted)
 }
 
-/// Removes what an `earlier` call has programmed, except in the IP versions that those in `kept`
-/// need.
+/// Removes what an `earlier` call has programmed, except in the IP versions that the redirections
+/// `kept` need.
 pub(super) fn remove(
     netns: &Netns,
     earlier: &Redirect,
@@ -89,8 +89,8 @@ fn obsolete(earlier: &Redirect, kept: &[&Redirect]) -> impl Iterator<Item = Fami
     versions(earlier).filter(move |version| !is_kept(version))
 }
 
-/// Why `redirect` cannot be programmed in a pod whose attachments `others` are redirected, too.
-/// These chains match no interface, so the whole pod has one set of them.
+/// Why `redirect` cannot be programmed in a pod whose attachments `others` are redirected, too. The
+/// rules of this backend match no interface, so there is one set of them for the whole pod.
 pub(crate) fn conflict(redirect: &Redirect, others: &[&Redirect]) -> Option<&'static str> {
     let all = |redirect: &Redirect| {
         Vec::from_iter(versions(redirect).map(|version| rules(redirect, version)))

@@ -21,7 +21,7 @@ const INCLUDE_RANGES: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
 const VIRTUAL_INTERFACES: [&str; 2] =
     ["istio.io/reroute-virtual-interfaces", "traffic.sidecar.istio.io/kubevirtInterfaces"];
 
-/// Whether it is `*`, which stands for everything.
+/// Whether the list is `*`, which stands for everything.
 fn is_everything(entries: &[String]) -> bool {
     matches!(entries, [one] if one == "*")
 }
@@ -77,8 +77,8 @@ pub(super) static ANNOTATIONS: [(&str, Reads); 7] = [
 ];
 
 /// Whether the injector relies on a CNI plugin to redirect this pod: then it adds an init container
-/// that checks it. It adds none to gateways, nor in the mode `NONE`; with `istio-init` the pod
-/// redirects itself.
+/// that checks the redirection, `istio-validation`. It does not add that to gateways, nor in the
+/// mode `NONE`; with `istio-init` the pod redirects itself.
 pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, String> {
     #[derive(Deserialize)]
     struct IstioStatus {
@@ -93,7 +93,7 @@ pub(super) fn selects(annotations: &BTreeMap<String, String>) -> Result<bool, St
     Ok(status.init_containers.into_iter().flatten().any(|name| name == "istio-validation"))
 }
 
-/// What the annotations mean together.
+/// Applies what only several annotations together say, and refuses what is not supported.
 pub(super) fn complete(
     redirect: &mut Redirect,
     annotations: &BTreeMap<String, String>,
@@ -109,7 +109,7 @@ pub(super) fn complete(
     if let Some(name) = VIRTUAL_INTERFACES.iter().find(is_set) {
         return Err(format!("annotation {name}: denizen does not redirect virtual interfaces"));
     }
-    // Without it, everything is redirected, and so are these ports.
+    // Without this annotation everything is redirected, these ports included.
     if !annotations.contains_key(INCLUDE_RANGES) {
         redirect.only_outbound_ports.clear();
     }

@@ -129,7 +129,7 @@ pub(super) static KEYS: [&RedirectKey; 17] = [
 /// The port of linkerd's proxy for its control plane, which linkerd's annotation moves.
 pub(super) static LINKERD_CONTROL_PORT: RedirectKey =
     one("alwaysSkipInboundPorts", "", |to, entries| moved(to, 4190, port(entries)?));
-/// Likewise the port for metrics and probes.
+/// Likewise the port of linkerd's proxy for metrics and probes.
 pub(super) static LINKERD_ADMIN_PORT: RedirectKey =
     one("alwaysSkipInboundPorts", "", |to, entries| moved(to, 4191, port(entries)?));
 
@@ -284,7 +284,7 @@ pub(super) fn boolean(entries: &[String]) -> Result<bool, String> {
     }
 }
 
-/// The proxy listens at another port than this one.
+/// The proxy listens at `port` instead of its default port `from`.
 fn moved(to: &mut Redirect, from: u16, port: NonZeroU16) -> Result<(), String> {
     to.always_skip_inbound_ports.retain(|range| range.bounds() != (from, from));
     if !to.always_skip_inbound_ports.iter().any(|range| range.contains(port.get())) {

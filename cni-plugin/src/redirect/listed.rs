@@ -1,4 +1,5 @@
-//! For the agent: which pods a list of plugins that a runtime used would have redirected.
+//! For the agent: which pods a network configuration list that a runtime has used would have
+//! redirected.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::environment::pod;
 /// The object `redirect` of denizen's entry in a network configuration list.
 #[derive(Debug)]
 pub struct Redirection {
-    /// As written: another object may select other pods.
+    /// The object as written, for comparison: a different object may select other pods.
     object: Value,
     entry: RedirectConfig,
 }
@@ -32,8 +33,8 @@ struct Plugin {
 }
 
 impl Redirection {
-    /// The one in `list`, a network configuration list. `None` if it does not redirect: denizen is
-    /// not in it, or has no `redirect`, or one with which every ADD fails.
+    /// The redirection in `list`, a network configuration list. `None` if it does not redirect:
+    /// denizen is not in it, or has no `redirect`, or one with which every ADD fails.
     pub fn of(list: &str) -> Option<Self> {
         let list: NetworkList = json::parse(list).ok()?;
         let plugins = list.plugins.iter().filter_map(|plugin| json::parse(plugin.get()).ok());
@@ -44,7 +45,7 @@ impl Redirection {
     }
 
     /// Whether a pod that a runtime attached with these `args` (`CNI_ARGS`), `annotations` and
-    /// interface should be redirected. It counts even if its ADD would fail, because its
+    /// interface should be redirected. True even if the pod's ADD would fail because its
     /// annotations ask for something impossible: such a pod needs its proxy, too.
     pub fn selects(
         &self,

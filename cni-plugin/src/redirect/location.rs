@@ -19,7 +19,7 @@ pub(crate) struct Location<'a> {
 }
 
 impl<'a> Location<'a> {
-    /// That of the attachment with this interface.
+    /// The location of the attachment with this interface.
     pub(crate) fn of(netns: &'a Netns, if_name: &str) -> Self {
         let table = match if_name {
             MAIN_INTERFACE => TABLE.into(),

@@ -119,7 +119,8 @@ impl Profile {
         theirs.chain(ours).collect()
     }
 
-    /// What several annotations mean together, or which of them asks for something unsupported.
+    /// Applies what only several annotations together say. An error if one asks for something
+    /// unsupported.
     pub(super) fn complete(
         self,
         redirect: &mut Redirect,

@@ -60,8 +60,9 @@ fn chain(
     Commented { chain: Chain { name, base, why, rules }, comments }
 }
 
-/// If conntrack has lost the translation of a connection, the answers come from an address that the
-/// client does not know, and it resets the connection.
+/// Drops TCP that conntrack finds invalid. Otherwise, if conntrack has lost the translation of a
+/// connection, answers come from an address that the client does not know, and the client resets
+/// the connection.
 fn invalid() -> Commented {
     const INVALID_STATE: u32 = 1;
     let is_invalid = Statement::Bits {

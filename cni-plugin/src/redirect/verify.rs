@@ -27,8 +27,8 @@ const NOBODY: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// Fails if what the pod sends does not arrive at its proxy, with the reason. An IP version in
-/// which the pod cannot send yet, without a route or an address, is skipped.
+/// Fails, with the reason, if a connection from the pod does not arrive at its proxy. An IP version
+/// in which the pod cannot send yet, without a route or an address, is skipped.
 pub(super) fn verify(
     netns: &Netns,
     redirect: &Redirect,
@@ -84,9 +84,9 @@ fn host(cidr: &IpNetwork) -> Option<IpAddr> {
     }
 }
 
-/// Whether the calling thread's namespace has a route to it and an address to send from. It asks
-/// the kernel; nothing is sent. While an IPv6 address is tentative (RFC 4862), there may only be a
-/// link-local one.
+/// Whether the calling thread's namespace has a route to `target` and an address to send from. This
+/// only asks the kernel; nothing is sent. While an IPv6 address is tentative (RFC 4862), there may
+/// only be a link-local address.
 fn can_send(target: SocketAddr) -> bool {
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -134,7 +134,7 @@ fn connect(target: SocketAddr, port: u16) -> Result<(), String> {
 }
 
 /// Listens at `proxy`, once the port is free: runtimes attach several interfaces of a pod at the
-/// same time, and the ADD of another one may be testing, too.
+/// same time, and the ADD of another interface may be testing, too.
 fn listen(proxy: SocketAddr) -> io::Result<TcpListener> {
     for _ in 1..ATTEMPTS {
         match TcpListener::bind(proxy) {
@@ -145,7 +145,7 @@ fn listen(proxy: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(proxy)
 }
 
-/// Waits until the loopback is up: some runtimes call its plugin at the same time.
+/// Waits until the loopback is up: some runtimes call the plugin `loopback` at the same time.
 fn loopback(netns: &Netns) -> Result<(), String> {
     let unreadable = |error: io::Error| format!("cannot look at the loopback: {error}");
     let mut links = netns.links().map_err(unreadable)?;

@@ -74,8 +74,8 @@ use denizen_text::describe;
 /// A failed attempt is repeated after this, then after twice this, up to [`LONGEST_RETRY`].
 const SHORTEST_RETRY: Duration = Duration::from_millis(50);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// How often the loop reports that it runs: often enough for
-/// [`denizen_observe::status::health::LATE`].
+/// How often the loop reports that it runs. The health checks call it hung after
+/// [`denizen_observe::status::health::LATE`] without a report.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How often the backend checks for changes of which the kernel sends no notification
 /// ([`Engine::has_foreign_change`]).
@@ -100,7 +100,7 @@ struct Agent {
     /// Whether only a restart restores the run directory.
     run_dir_lost: watch::Receiver<bool>,
     plugin_waits: PluginWaits,
-    /// Removes what portmap left; `None` if host ports are off.
+    /// Removes rules that the CNI plugin portmap left; `None` if host ports are off.
     portmap: Option<PortmapRules>,
     /// The kernel's notifications of foreign changes; `None` until everything is programmed.
     watch: Option<AsyncFd<Watch>>,
@@ -280,7 +280,7 @@ impl Agent {
         self.routing.withdraw(&self.engine, extent == SyncExtent::Full);
         let Pass { result, drift, stale_frontends } = self.engine.program(extent, &timestamp());
         self.flush.add_frontends(stale_frontends);
-        // Who waits for a pod does not wait for announcements.
+        // Before the announcements: an ADD that waits for its pod need not wait for them.
         self.release();
         if matches!(result, Ok(Progress::Complete)) && self.routing.announce(&self.engine) {
             let latency = &self.publisher.metrics.own.announce_latency;
@@ -332,14 +332,14 @@ impl Agent {
         true
     }
 
-    /// What has to wait until everything is in the kernel.
+    /// Does the work that must wait until everything is in the kernel.
     fn complete(&mut self, since: Instant) {
         self.pending_since = None;
         let sync = LastSync::new(timestamp(), since.elapsed());
         self.flush.synced(sync, self.engine.plan());
         self.release();
         self.publisher.programmed(&self.engine, since, now());
-        // Some are only safe behind the first full set of rules.
+        // Some settings are only safe once the first full set of rules is in the kernel.
         self.settings.keep(self.engine.settings(), CheckScope::Changed);
         self.remove_predecessor();
         self.listen();
@@ -358,8 +358,9 @@ impl Agent {
         self.plugin_waits.release(&self.engine, flush, portmap, metrics, reader);
     }
 
-    /// Takes the events that were sent before a read of policies was done, and those of the other
-    /// reads that are done. Then their ADDs wait only until the events are programmed.
+    /// The read of policies with this `ticket` is done. Applies all events that were sent before
+    /// it, or before another read that is done by now: from then on, the ADDs that asked for these
+    /// reads wait only until the events are programmed.
     fn policies_read(
         &mut self,
         ticket: u64,
@@ -375,8 +376,8 @@ impl Agent {
         programmed
     }
 
-    /// Sets up the bridges of recorded pods. Returns whether the rules must change because some
-    /// bridge cannot hand its frames to IP rules.
+    /// Sets up the bridges of recorded pods. Returns whether the rules must change because the set
+    /// of bridges whose frames cannot be passed to IP rules has changed.
     fn set_up_bridges(&mut self, check: CheckScope) -> bool {
         let without_netfilter = self.bridges.keep(self.engine.plan(), check);
         self.engine.set_without_netfilter(without_netfilter)
@@ -397,7 +398,8 @@ impl Agent {
         self.set_up_bridges(CheckScope::All)
     }
 
-    /// Repairs our tables after a foreign change, if it `is_ours`: in one of them.
+    /// Repairs our tables after a foreign change. `is_ours`: the change was in one of our tables;
+    /// otherwise there is nothing to repair.
     fn repair(&mut self, is_ours: bool) -> Option<bool> {
         is_ours.then(|| {
             debug!("another program changed our tables");
@@ -406,8 +408,8 @@ impl Agent {
         })
     }
 
-    /// Watches for foreign changes as soon as everything is programmed: from then on batches are
-    /// small.
+    /// Watches for foreign changes as soon as everything is programmed: from then on our own
+    /// batches, about which the kernel notifies too, are small.
     fn listen(&mut self) {
         if self.watch.is_some() || !self.engine.is_synced() {
             return;

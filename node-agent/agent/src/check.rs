@@ -1,5 +1,5 @@
 //! `denizen-agent check`: whether this node has what the agent needs, and whether what is installed
-//! works. It changes nothing, and starts no connection but to the API.
+//! works. It changes nothing, and connects to nothing on the network but the API.
 //!
 //! | file | checks |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | `settings` | kernel settings, and the room of connection tracking |
 //! | `others` | other service proxies, engines of NetworkPolicy, firewalls, listeners |
 //! | `routing` | what is in the way of `--routing-mode` |
-//! | `networkd` | whether systemd-networkd removes its routes |
+//! | `networkd` | whether systemd-networkd removes the agent's routes |
 //! | `plugin` | the CNI configuration, the plugin's program, its records |
 //! | `api` | the API server, or the manifests |
 //! | `agent` | what the running agent says of itself |
@@ -61,7 +61,7 @@ pub struct Subject {
     pub conntrack: Conntrack,
     /// The addresses that serve HTTP.
     pub listen: Listen,
-    /// What is announced.
+    /// How this node reaches the pods of other nodes, and what it announces.
     pub routing: RoutingSettings,
     /// The folder of the kernel's settings.
     pub sysctls: PathBuf,

@@ -230,8 +230,8 @@ pub fn run() -> anyhow::Result<ExitCode> {
     .map(|()| ExitCode::SUCCESS)
 }
 
-/// Says what is wrong with the command line or the configuration file. Returns the exit code, which
-/// is clap's own for a wrong command line.
+/// Prints what is wrong with the command line or the configuration file. Returns the exit code that
+/// clap has for a wrong command line.
 fn unusable(error: &anyhow::Error) -> ExitCode {
     eprintln!("denizen-agent: {}", printable_lines(&format!("{error:#}")));
     ExitCode::from(2)
@@ -295,13 +295,13 @@ fn show<T: serde::Serialize + std::fmt::Display>(value: &T, output: Output) -> a
     print(&text)
 }
 
-/// Ends this process once nobody can read its output any more. A command that prints nothing for
-/// long would not notice.
+/// Ends this process once its output has no reader any more. A command that prints nothing for long
+/// would otherwise not notice.
 fn end_with_reader() {
     thread::spawn(|| {
         let stdout = io::stdout();
-        // Without events, it waits for errors alone: a pipe without a reader, a terminal that hung
-        // up.
+        // Without requested events, poll waits for errors alone: a pipe without a reader, a
+        // terminal that hung up.
         let mut output = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
         if poll(&mut output, PollTimeout::NONE).is_ok() {
             process::exit(0);
@@ -322,7 +322,8 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(future);
-    // A thread that waits for a disk that does not answer ends with the process.
+    // Without waiting for blocked threads, for example for one whose disk does not answer: they end
+    // with the process.
     runtime.shutdown_background();
     result
 }

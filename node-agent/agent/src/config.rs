@@ -178,7 +178,7 @@ pub struct Config {
     pub backend: BackendConfig,
     /// Whether NetworkPolicies are enforced.
     pub network_policy: NetworkPolicyMode,
-    /// Which pods of other nodes are watched, and for how long after nobody needs them.
+    /// Which pods of other nodes are watched, and for how long after no policy needs them.
     pub watch_pods: (WatchPods, Duration),
     /// How this node reaches the pods of other nodes, and what it announces.
     pub routing: RoutingSettings,
@@ -298,8 +298,8 @@ impl PolicyArgs {
             || self.host_ports.settings().is_some()
     }
 
-    /// The backend to open: none if another program serves services. `auto` is the backend that
-    /// `--backend auto` selects.
+    /// The backend to open: [`BackendName::None`] if another program serves services. `auto` is the
+    /// backend that `--backend auto` selects.
     pub fn backend(&self, auto: BackendName) -> BackendConfig {
         let selected = self.backend.config(auto);
         match self.services.are_served() {
@@ -325,7 +325,7 @@ fn host_name() -> Result<String, ConfigError> {
     Ok(name.to_string_lossy().trim().to_lowercase())
 }
 
-/// Whether hints for nodes count. kube-proxy's other gates have no effect.
+/// Whether EndpointSlices' hints for nodes are used. kube-proxy's other gates have no effect.
 fn node_hints(gates: &str) -> Result<bool, ConfigError> {
     let mut wanted = true;
     for gate in gates.split(',').map(str::trim).filter(|gate| !gate.is_empty()) {

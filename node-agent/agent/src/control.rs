@@ -1,8 +1,8 @@
 //! Requests to the agent's loop, from its socket and its HTTP server.
 //!
-//! On the socket each request and each answer is one JSON line. A client may send more of them over
-//! its connection; they are answered in order. Behind the socket each request has an answer of its
-//! own type.
+//! On the socket each request and each answer is one JSON line. A client may send several requests
+//! over one connection; they are answered in order. Inside the agent, each request has an answer of
+//! its own type.
 
 mod client;
 mod server;
@@ -27,7 +27,7 @@ use denizen_observe::trace::Prediction;
 use denizen_plan::explain::{Announced, Explanation};
 use denizen_plan::{FrontendAddress, FrontendKey, Plan};
 
-/// The channel for an answer, or for why there is none; closed if nobody waits any more.
+/// The channel for an answer, or for the reason why there is none; closed if the client is gone.
 pub type Reply<T> = oneshot::Sender<Result<T, String>>;
 
 /// A request to the loop.
@@ -89,7 +89,6 @@ pub enum Request {
     },
     /// Shows or changes what is logged.
     LogLevel {
-        /// What to do about it.
         #[serde(rename = "logLevel")]
         log_level: LogLevelQuery,
     },
@@ -126,7 +125,7 @@ pub struct Sampled {
     pub network_policies: bool,
 }
 
-/// Where a virtual server listens: the protocol's number in the IP header, and the address.
+/// A virtual server's protocol, by its number in the IP header, and its address and port.
 pub type ServerAddress = (u8, SocketAddr);
 
 /// The addresses of the planned virtual servers.

@@ -69,7 +69,7 @@ impl Engine {
         let backend = Chosen::open(config)?;
         let connection = policy.firewall.map(|_| backend.sibling_connection()).transpose()?;
         let firewall = connection.map(Firewall::new);
-        // Also if they are off: an earlier run may have left its tables.
+        // Also if host ports are off: an earlier run may have left its tables.
         let host_ports = Some(HostPorts::new(backend.sibling_connection()?));
         let mut engine = Self::new(policy, config.name.capabilities(), backend);
         (engine.firewall, engine.host_ports) = (firewall, host_ports);
@@ -85,7 +85,8 @@ impl Engine {
         Self { firewall, ..self }
     }
 
-    /// Watches nf_tables for changes from now on that are neither the backend's nor `sibling`'s.
+    /// Watches nf_tables from now on for changes by other programs: neither by this engine's
+    /// sockets nor by the one with the portid `sibling`.
     pub fn watch(&self, sibling: Option<u32>) -> Result<Watch, NetlinkError> {
         let own = self.backend.portid().into_iter().chain(sibling);
         let own = own.chain(self.firewall.as_ref().map(Firewall::portid));
@@ -136,11 +137,12 @@ impl<B: Backend> Engine<B> {
         self.planner.is_idle() && self.failures.iter().next().is_none()
     }
 
-    /// Programs what is decided; with [`SyncExtent::Full`], repairs what others changed, too. `at`
-    /// is the time (RFC 3339 in UTC).
+    /// Programs what is decided; with [`SyncExtent::Full`], also repairs what other programs
+    /// changed. `at` is the time (RFC 3339 in UTC).
     ///
-    /// The pod firewall comes first: a pod that is known as local may be asked for at once. Host
-    /// ports come last: what reaches a pod through them is judged, and answered, as its.
+    /// The pod firewall comes first: as soon as the backend knows a pod as local, connections may
+    /// use it. Host ports come last: when they lead packets to a pod, the pod's policies apply
+    /// already, and the backend knows it as local.
     pub fn program(&mut self, extent: SyncExtent, at: &str) -> Pass<B::Error> {
         let plan = self.planner.plan();
         let firewall =
@@ -220,8 +222,8 @@ impl<B: Backend> Engine<B> {
         self.planner.plan()
     }
 
-    /// Turns on or off, with the next [`Self::program`], that rules show the packets that they drop
-    /// or refuse.
+    /// Turns sampling on or off, with the next [`Self::program`]: additional rules have the kernel
+    /// report packets that are dropped or refused.
     pub fn sample_drops(&mut self, on: bool) -> Sampled {
         if let Some(firewall) = &mut self.firewall {
             firewall.sample_drops(on);
@@ -230,7 +232,7 @@ impl<B: Backend> Engine<B> {
         Sampled { services, network_policies: self.firewall.is_some() }
     }
 
-    /// The names of what the plan is about.
+    /// The names of addresses and frontends in the plan.
     pub fn names(&self) -> Names {
         Names::of(self.plan(), self.planner.model(), &self.draining)
     }
@@ -306,8 +308,9 @@ impl<B: Backend> Engine<B> {
         changes
     }
 
-    /// Whether the pods of this generation of the state file (or a later one) are in the kernel,
-    /// and all that is decided about them, and nothing is unknown about the one that was asked for.
+    /// Whether the kernel has the pods of the requested generation of the state file (or a later
+    /// one), with everything that is decided about them, and nothing is undecided about the
+    /// requested pod.
     pub fn has_programmed(&self, asked: &WaitFor) -> bool {
         let is_written = self.programmed_pods.as_ref().is_some_and(|(epoch, generation)| {
             *epoch == asked.epoch && *generation >= asked.generation
@@ -319,8 +322,8 @@ impl<B: Backend> Engine<B> {
             let are_served = self.failures.host_ports.is_none()
                 && (self.plan().policy().host_ports.is_none()
                     || self.plan().host_ports().is_some());
-            // What is wrong with host ports concerns no other pod. Of one that is removed, it is
-            // not known which it had: an earlier run may have programmed them.
+            // If host ports failed, only pods that have some must wait. Which ones a removed pod
+            // had is not known here: an earlier run may have programmed them.
             let asks_for_none = pod.map_or(!asked.removed, |pod| pod.host_ports.is_empty());
             let has_host_ports = are_served || asks_for_none;
             decided.is_none_or(|(firewall, pod)| firewall.is_decided(pod)) && has_host_ports
@@ -336,7 +339,8 @@ impl<B: Backend> Engine<B> {
             return Vec::new();
         }
         let mut settings = live(plan);
-        // Only after the rule that protects 127.0.0.0/8 from neighbours.
+        // route_localnet only once the rule that protects 127.0.0.0/8 from neighbours is in the
+        // kernel.
         let is_guarded = self.synced && self.failures.host_ports.is_none();
         let of_host_ports = policy.host_ports.filter(|_| has_host_ports && is_guarded);
         let of_node_ports = on_loopback(&policy.node_ports).filter(|_| self.synced);

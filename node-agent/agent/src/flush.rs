@@ -1,7 +1,8 @@
 //! Searches for stale and forbidden conntrack entries after a change, and deletes or marks them.
 //!
 //! Reading a hundred thousand entries takes longer than the loop may pause, so another thread reads
-//! and changes them. The loop decides what becomes of them, piece by piece, by its current state.
+//! and changes them. The loop decides what is done to the entries, piece by piece, from its current
+//! state.
 
 #![expect(clippy::disallowed_methods, reason = "searches are scheduled")]
 
@@ -30,8 +31,8 @@ use denizen_plan::conntrack::{CandidateTracker, StaleCandidates, StaleFilter};
 use denizen_plan::{FrontendKey, MarkBit, Plan, PlanChanges, Planner};
 use denizen_text::describe;
 
-/// The time that answers to earlier requests get: after its entry is deleted, an answer does not
-/// reach the client, and the endpoint may be draining, not dead.
+/// How long a stale entry stays, so that answers to earlier requests can arrive: without the entry
+/// an answer does not reach the client, and the endpoint may be draining, not dead.
 const ANSWERED: Duration = Duration::from_millis(150);
 /// The time between the first and the second search: while the new rules were committed, a packet
 /// may have been on its way through the old ones, and its entry appears afterwards.
@@ -64,14 +65,15 @@ pub struct Flush {
     /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
     waiting: HashMap<TrackedFlow, Instant>,
-    /// The forbidden connections, as the last search left them: what is permitted again is found
-    /// here, not in the kernel's table. A search has them while it runs.
+    /// The forbidden connections, as the last search left them. Connections that are permitted
+    /// again are found here, not in the kernel's table. Empty while a search runs, which then holds
+    /// them.
     forbidden: HashSet<PackedFlow>,
-    /// A sync to report once no entry waits that was found stale by then.
+    /// A sync that is reported once no entry waits that was found stale before this time.
     owed: Option<(Instant, LastSync)>,
     /// When the pause after the last search ends.
     rested: Instant,
-    /// The same before a search for nothing but unanswered SYNs.
+    /// When the pause before a search for nothing but unanswered SYNs ends.
     syns_rested: Instant,
     last_sync: Option<LastSync>,
     flushed: u64,
@@ -79,7 +81,7 @@ pub struct Flush {
     metrics: LikeKubeProxy,
 }
 
-/// How it stands, for `status`.
+/// The state of the searches, for `status`.
 pub struct FlushReport {
     /// The last sync whose stale entries are gone.
     pub last_sync: Option<LastSync>,
@@ -94,7 +96,7 @@ pub struct FlushReport {
 struct Fresh {
     /// When the search is due, unless the reader still pauses.
     due: Instant,
-    /// The entries that it may have made stale.
+    /// The entries that the change may have made stale.
     candidates: StaleCandidates,
     /// Whether only unanswered SYNs are searched for.
     are_syns: bool,
@@ -105,16 +107,16 @@ struct Fresh {
 /// A running search.
 struct Search {
     candidates: StaleCandidates,
-    /// Whether it is the first one after a change.
+    /// Whether this is the first search after a change.
     first: bool,
-    /// The sync to report after it.
+    /// The sync to report after this search.
     sync: Option<LastSync>,
     begun: Instant,
     entries: mpsc::Receiver<Vec<TrackedFlow>>,
     decided: Vec<(PackedFlow, Treatment)>,
     /// As [`Flush::waiting`].
     waiting: HashMap<TrackedFlow, Instant>,
-    /// The channel for what is decided, used when all entries were read.
+    /// The channel to the reader for the decisions, used when all entries were read.
     decisions: Option<oneshot::Sender<Vec<(PackedFlow, Treatment)>>>,
     reader: JoinHandle<Finished>,
 }
@@ -127,7 +129,7 @@ pub enum Step {
     Entries(Vec<TrackedFlow>),
     /// All entries were read.
     AllRead,
-    /// What was decided is done.
+    /// The reader has carried out the decisions.
     Done(Result<Finished, JoinError>),
 }
 
@@ -191,15 +193,16 @@ impl Flush {
         self.tracker.add_frontends(keys);
     }
 
-    /// Schedules a search after a sync, which is reported once the entries that it made stale are
-    /// gone.
+    /// Schedules a search after a sync. The sync is reported once the entries that it made stale
+    /// are gone.
     pub fn synced(&mut self, sync: LastSync, plan: &Plan) {
         let mut candidates = self.tracker.take(plan);
         if self.forbidden.is_empty() && self.search.is_none() {
             candidates.forget_relaxed();
         }
-        // A DEL waits for what departed, and nobody for its answers. What is permitted again has
-        // none on their way.
+        // No pause for answers: a DEL waits until connections of a departed pod, and of its host
+        // ports, are gone, and no client waits for their answers. Packets of connections that are
+        // permitted again were dropped until now, so no answers are on their way.
         let is_urgent = candidates.has_departed()
             || candidates.has_former_host_ports()
             || candidates.parts().is_empty();
@@ -249,7 +252,7 @@ impl Flush {
     }
 
     fn next_search(&self) -> Option<Instant> {
-        // It is lost if the reader's thread panicked: see `end`.
+        // `None` for good if the reader's thread panicked: see `end`.
         self.conntrack.as_ref()?;
         // If a first search is pending, it serves as the second one for earlier changes too.
         let fresh = self.fresh.front().map(|fresh| fresh.due);
@@ -259,8 +262,8 @@ impl Flush {
         fresh.or(again).map(|due| due.max(rested))
     }
 
-    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait. Returns the addresses
-    /// whose former pods' connections were searched for, if a search is over.
+    /// Executes a step. `awaited`: the addresses of pods whose ADDs wait. If a search has ended,
+    /// returns the addresses of departed pods whose connections it searched for.
     pub fn step(
         &mut self,
         step: Step,
@@ -271,8 +274,8 @@ impl Flush {
             (Step::Due, _) => self.begin(),
             (Step::Entries(entries), Some(search)) => {
                 let now = Instant::now();
-                // An entry of a later change may have answers on their way again, and gets a search
-                // of its own.
+                // An entry that a later change concerns, too, may again have answers on their way.
+                // That change's own search will find it.
                 let later = |entry: &TrackedFlow| {
                     self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
                 };
@@ -280,7 +283,7 @@ impl Flush {
                 for entry in entries {
                     let Some(treatment) = filter.treatment(&entry) else { continue };
                     let since = self.waiting.get(&entry).copied().unwrap_or(now);
-                    // The next pod with the address waits for what departed.
+                    // A new pod with a departed pod's address waits until these entries are gone.
                     let may_wait = treatment.deletes() && !search.candidates.is_departed(&entry);
                     if may_wait && now < since + ANSWERED && later(&entry) {
                         search.waiting.insert(entry, since);
@@ -390,8 +393,8 @@ impl Flush {
         departed
     }
 
-    /// A search has ended. Returns the sync that can be reported, since no entry waits that it made
-    /// stale.
+    /// Called when a search has ended. Returns the sync that can be reported: no entry that it made
+    /// stale is waiting any more.
     fn finished(&mut self, sync: Option<LastSync>) -> Option<LastSync> {
         let Some(oldest) = self.waiting.values().min() else {
             let owed = self.owed.take();

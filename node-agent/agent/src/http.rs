@@ -54,7 +54,7 @@ enum Site {
     Health,
     /// `/denizen/ready` and `/denizen/live`, for kubelet's probes: on this node's loopback
     /// interface, which other hosts and pods cannot reach, and at a port and by paths that
-    /// kube-proxy has not.
+    /// kube-proxy does not have.
     Probe,
     /// The status page, `/metrics`, and kube-proxy's other paths at this address.
     Metrics,
@@ -67,8 +67,8 @@ pub fn cannot_listen(at: SocketAddr) -> String {
     listeners::cannot_listen(at)
 }
 
-/// Serves until the loop stops publishing. Each receiver holds what cannot be served now, and why,
-/// which is also written as an event.
+/// Serves until the loop stops publishing. Each receiver holds the addresses that cannot be served
+/// now, with the reasons. They are also written as events.
 ///
 /// Kubelet's probes have a thread of their own, so that they are answered however busy the other
 /// servers are.

@@ -113,8 +113,8 @@ impl InstallArgs {
         if self.replace_portmap && removable().is_ok() {
             entry.insert(REPLACED_PORTMAP.to_owned(), Vec::<Value>::new().into());
         }
-        // Without these, the runtime passes neither the annotations by which pods are selected nor
-        // the ports.
+        // Without these capabilities, the runtime passes neither the annotations by which pods are
+        // selected nor the ports.
         let needed = [("redirect", ANNOTATIONS), (HOST_PORTS, PORT_MAPPINGS)];
         for (key, capability) in needed {
             if !entry.contains_key(key) {
@@ -169,7 +169,7 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     keep(args, &entry).await
 }
 
-/// The pods whose host ports were never another plugin's.
+/// The pods whose host ports no other plugin has ever served: denizen's ADD recorded them.
 fn without_portmap(run_dir: &Path) -> Result<Vec<String>, StateError> {
     let state = match RunDir::open(run_dir) {
         Err(StateError::NoRunDir { .. }) => None,
@@ -184,7 +184,7 @@ fn without_portmap(run_dir: &Path) -> Result<Vec<String>, StateError> {
     Ok(own.map(name).collect())
 }
 
-/// Writes the bridge's configuration, if it is not there.
+/// Writes the bridge's configuration, if the file does not exist.
 async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError> {
     let ranges = bridge::ranges(&args.run_dir).await?;
     if bridge::put(&args.cni_conf_dir, &args.cni_bin_dir, &ranges, entry)? {

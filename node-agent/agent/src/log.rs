@@ -25,7 +25,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogLevelQuery {
-    /// Nothing: say what it is.
+    /// Nothing: report the level.
     Show,
     /// Change it: a level, or levels by module, as `RUST_LOG` has them.
     Set(String),
@@ -56,12 +56,13 @@ impl fmt::Display for LogLevel {
 /// Why a level is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LogLevelError {
-    /// A misspelt level would be taken for a module's name, and then nothing else is logged.
+    /// Not a level. The filter would take a misspelt level for a module's name, and log nothing
+    /// else.
     #[error(
         "{0:?} is no level: they are off, error, warn, info, debug and trace, also as MODULE=LEVEL,…"
     )]
     Level(String),
-    /// A part of it cannot be read.
+    /// A module's name has characters that no module's name has.
     #[error("{0:?} is no module")]
     Module(String),
     /// The log's filter cannot be changed any more.
@@ -129,7 +130,8 @@ fn parsed(text: &str) -> Result<EnvFilter, LogLevelError> {
     EnvFilter::try_new(text).map_err(|_| LogLevelError::Level(text.to_owned()))
 }
 
-/// Logs to standard error from now on: what `RUST_LOG` says, until the result says otherwise.
+/// Logs to standard error from now on: what `RUST_LOG` selects, until the returned filter is
+/// changed.
 pub fn log_to_standard_error(format: LogFormat) -> LogFilter {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
     let at_start = EnvFilter::new(filter.to_string());

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Affinity {
-    /// Currently, by family and map. Empty if no service has session affinity, or if the kernel's
-    /// maps cannot be read.
+    /// The clients remembered now, by family and map. Empty if no service has session affinity, or
+    /// if the kernel's maps cannot be read.
     pub clients: Vec<Clients>,
     /// What happened to new clients while the map of all clients was full, since the rules were
     /// programmed.
@@ -26,7 +26,7 @@ pub struct Clients {
     /// The map's name in the kernel.
     pub map: String,
     pub clients: u32,
-    /// The most that it can hold.
+    /// The most clients that the map can hold.
     pub room: u32,
 }
 
@@ -34,7 +34,8 @@ pub struct Clients {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FullMapCounts {
-    /// Remembered like all others: local pods, and some clients of each service port.
+    /// Remembered for the whole time-out: local pods, and the clients within each service port's
+    /// budget.
     pub reserved: u64,
     /// Remembered for a short time.
     pub briefly: u64,

@@ -17,7 +17,7 @@ use denizen_nft::{Kernel, NftError};
 use denizen_plan::{Detector, Frontend, FrontendKey, Listed, Plan, PlanChanges};
 use denizen_text::describe;
 
-/// Any backend with a kernel.
+/// The backend in use, with its connections to the kernel.
 #[derive(Debug)]
 pub enum Chosen {
     /// Services are data in maps of nf_tables.
@@ -33,13 +33,10 @@ pub enum Chosen {
 /// Why the chosen backend failed.
 #[derive(Debug, Error)]
 pub enum ChosenError {
-    /// Of nf_tables.
     #[error(transparent)]
     Nftables(#[from] NftError),
-    /// Of iptables.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
-    /// Of the backend ipvs.
     #[error(transparent)]
     Ipvs(#[from] IpvsBackendError),
     /// An earlier run's virtual servers could not be removed.
@@ -62,20 +59,20 @@ pub struct BackendConfig {
     pub iptables_variant: Option<Variant>,
 }
 
-/// A backend, and why it is this one.
+/// The chosen backend, and the reason for the choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
     pub backend: BackendName,
     pub why: String,
 }
 
-/// The backend for `--backend auto` on this node: nftables if the kernel can do all that it needs
-/// with this detector, else iptables. To find out, it adds tables in a batch that is never
-/// committed.
+/// The backend for `--backend auto` on this node: nftables if the kernel supports everything that
+/// this backend needs with this detector, else iptables. The check adds tables in a batch that is
+/// never committed.
 ///
 /// # Errors
-/// If the detector needs ports of bridges and the kernel rejects the bridge's table, which iptables
-/// needs as well.
+/// If the detector is [`Detector::PodPort`] and the kernel rejects the bridge's table, which the
+/// iptables backend needs for it as well.
 pub fn automatic(detector: &Detector) -> Result<Choice, ChosenError> {
     let ports = if detector.knows_ports() { nftables::probe_ports() } else { Ok(()) };
     let ports = match (detector, ports) {
@@ -103,8 +100,8 @@ impl Chosen {
         Ok(match config.name {
             BackendName::Nftables => {
                 let mut nftables = Nftables::open()?;
-                // From the first rule on: a program that listens on the node would answer at these
-                // addresses.
+                // Unused ports of the routed addresses are refused from the first rule on.
+                // Otherwise a program that listens on the node would answer there.
                 nftables.hold_cluster_ips(&IpvsKernel::routed()?);
                 Self::Nftables(Box::new(nftables))
             }
@@ -141,9 +138,9 @@ impl Chosen {
         }
     }
 
-    /// Removes the nf_tables tables and the virtual servers that another backend of ours left. To
-    /// be called when all rules of this one are in the kernel: until then the other's serve.
-    /// Returns the variant of iptables that this backend uses, if it uses one.
+    /// Removes the nf_tables tables and the virtual servers that another backend of ours left. Call
+    /// it once all rules of this backend are in the kernel: until then the other backend's rules
+    /// serve. Returns the variant of iptables that this backend uses, if it uses one.
     ///
     /// # Errors
     /// The kernel's.
@@ -192,7 +189,7 @@ impl Chosen {
 pub enum RenderedPlan {
     /// Tables of nf_tables.
     Nftables(denizen_nft::Rendering),
-    /// What `iptables-restore` takes, and sets.
+    /// The input of `iptables-restore`, and the sets of pods.
     Iptables(iptables::IptablesRendering),
     /// Tables of nf_tables, and virtual servers.
     Ipvs(ipvs::IpvsRendering),

@@ -1,10 +1,11 @@
 //! The pod firewall in nf_tables, whichever backend serves services.
 //!
-//! A constant number of chains and rules (`program`, put together by `ip_chains`) over sets and
-//! maps (`schema`), whose elements are this node's pods, what they may do, and who has which
-//! identity (`element`). One table for each IP version, and one for bridges (`table`), which
-//! [`denizen_nft::Keeper`]s bring into the kernel. Whatever is not found is dropped: see
-//! [`denizen_plan::FirewallPlan`] for what is decided.
+//! The number of chains and rules is constant (`program`; `ip_chains` puts the chains together).
+//! They look up sets and maps (`schema`), whose elements are this node's pods, their permissions,
+//! and the identities of addresses (`element`). There is one table for each IP version and one for
+//! bridges (`table`); [`denizen_nft::Keeper`]s bring them into the kernel. What an isolated pod
+//! sends or receives is dropped unless a look-up permits it: [`denizen_plan::FirewallPlan`] decides
+//! what is permitted.
 
 mod attached;
 mod bridge;

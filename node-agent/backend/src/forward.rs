@@ -1,16 +1,15 @@
 //! Other firewalls' chains in the forward hook, which may drop what denizen forwards.
 //!
-//! What one table accepts another may still drop, so a default-deny host is opened only in the
-//! chain that drops. Two rules do, as kube-proxy's KUBE-FORWARD has two: answers (KEP-2450:
-//! `RELATED,ESTABLISHED`, with no CIDR at all), and what was forwarded to an endpoint. kube-proxy
-//! knows the latter by the packet's masquerade mark, which only the first packet has, and only
-//! where the source is replaced; denizen's rules mark the *connection*, so that a second packet
-//! before the first answer, a local pod's connection and one under policy Local pass too, and
-//! nobody else's translated connection does.
+//! A packet that one table accepts may still be dropped by another, so a default-deny host can be
+//! opened only in the chain that drops. Two rules are enough, as in kube-proxy's KUBE-FORWARD: one
+//! accepts answers (KEP-2450: `RELATED,ESTABLISHED`, with no CIDR at all), the other connections
+//! that were forwarded to an endpoint. kube-proxy recognises the latter by the packet's masquerade
+//! mark, which only the first packet has, and only if the source is replaced. denizen's rules mark
+//! the *connection*: so a second packet before the first answer, a local pod's connection and one
+//! under policy Local pass too, but no connection that another program translated.
 //!
-//! It is known exactly whether a chain drops what none of its rules was made for, and whether it
-//! has any rule that lets something through. Whether those rules are made for this node's services
-//! cannot be known.
+//! A chain's rules show exactly whether it drops packets that no rule expects, and whether any rule
+//! lets something through. They do not show whether a rule is meant for this node's services.
 //!
 //! IPVS takes connections in the input hook, not the forward hook, so with IPVS the chains there
 //! are inspected, too. One rule is enough there: a host's firewall already accepts answers to the
@@ -35,8 +34,8 @@ use denizen_nft::{Hook, Kernel, NftError};
 use denizen_plan::MarkBit;
 use denizen_text::describe;
 
-/// What the comments of our rules in other chains begin with. A restarted agent knows them by it,
-/// whatever words follow.
+/// The prefix of the comments of our rules in other firewalls' chains. A restarted agent recognises
+/// the rules by it, whatever text follows.
 const OWN: &str = "denizen: ";
 
 /// Why the forward hook cannot be read or opened.
@@ -56,9 +55,9 @@ pub enum ForwardError {
 /// Which packets a chain sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passing {
-    /// Those that are forwarded.
+    /// Forwarded packets.
     Forward,
-    /// Those for this node, and for virtual servers.
+    /// Packets for this node, and for virtual servers.
     Input,
 }
 
@@ -108,7 +107,7 @@ pub struct ForwardSettings {
 /// Another firewall's chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// Its owner and name, for messages.
+    /// Its table and its name, for messages.
     what: String,
     passing: Passing,
     /// What it does with packets that its rules do not expect.
@@ -125,10 +124,9 @@ pub struct Findings {
     pub warnings: Vec<String>,
 }
 
-/// Looks at others' chains and, where the operator asked for it, opens them.
+/// Inspects other firewalls' chains and, if the operator asked for it, opens them.
 ///
-/// Nothing is remembered: whatever is found is brought to what is wanted, so it may be repeated at
-/// any time.
+/// Nothing is remembered: each call brings the chains that it finds to the wanted state.
 pub fn reconcile(wanted: ForwardSettings) -> Findings {
     let mut findings = Findings::default();
     let mut note = |result: Result<(), ForwardError>| {
@@ -168,7 +166,7 @@ pub fn inspect(by_ipvs: bool) -> Findings {
     findings
 }
 
-/// Removes our rules from everybody's chains; returns how many chains had some.
+/// Removes our rules from all other firewalls' chains. Returns how many chains had some.
 ///
 /// # Errors
 /// [`ForwardError`]; everything that could be removed was.

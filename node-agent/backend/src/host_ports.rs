@@ -1,7 +1,7 @@
 //! Programs host ports in nf_tables, whichever backend serves services, and if none does.
 //!
-//! The tables' translation comes behind everybody's rules for services. What those have translated
-//! is not asked again: the kernel leaves the rest of a hook's NAT chains out.
+//! The tables translate after all programs' rules for services. A connection that such a rule has
+//! translated does not reach these tables: the kernel skips the remaining NAT chains of the hook.
 
 mod content;
 mod table;
@@ -41,8 +41,8 @@ impl HostPorts {
         self.tables.iter_mut().for_each(|(keeper, _)| keeper.note_foreign_change());
     }
 
-    /// What is decided, and how it differs from before. While pods are not known, what an earlier
-    /// run programmed stays.
+    /// Takes a new plan, and its difference from the plan before. Until pods are known, what an
+    /// earlier run programmed stays.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         let none = HostPortPlan::default();
         let decided = match (plan.policy().host_ports, plan.host_ports()) {
@@ -82,13 +82,14 @@ impl HostPorts {
             }
         }
         done.push(Keeper::sync(kernel, &mut kept));
-        // One family's are served whatever becomes of the other's.
+        // An error in one family does not stop the other family's host ports.
         done.into_iter().try_fold(Repair::default(), |all, repair| Ok(all + repair?))
     }
 
-    /// From the next [`Self::sync`] on there are no rules that lead to no pod. Until then they
-    /// stay: to remove them, and to make them again for the next pod, takes longer than all else
-    /// that its DEL and ADD wait for. Returns whether there are any.
+    /// Makes the next [`Self::sync`] remove the rules of a table without host ports. They are not
+    /// removed with the last host port: to remove them, and to make them again for the next pod,
+    /// takes longer than everything else that a DEL or an ADD waits for. Returns whether there are
+    /// such rules.
     pub fn retire(&mut self) -> bool {
         let mut has_some = false;
         for (keeper, table) in &mut self.tables {
@@ -105,7 +106,7 @@ impl HostPorts {
     /// # Errors
     /// As [`Self::sync`].
     pub fn resync(&mut self) -> Result<Repair, NftError> {
-        // What is still to be programmed is no drift.
+        // Changes that are not programmed yet are no drift, so they are programmed first.
         self.sync()?;
         let Self { kernel, tables, .. } = self;
         let now = kernel.now();

@@ -2,8 +2,9 @@
 //! else.
 //!
 //! A connection that IPVS is to balance goes to its service's cluster IP: nf_tables marks it for
-//! masquerade, refuses it, and so on, as ever, and translates all other frontends to that address.
-//! A route makes the address local, so that the packet passes the input hook, where IPVS takes it.
+//! masquerade, refuses it, and so on, as in the backend nftables, and translates the destination
+//! from any other frontend to that address. A route makes the address local, so that the packet
+//! passes the input hook, where IPVS takes it.
 
 mod backend;
 mod gate;

@@ -1,5 +1,5 @@
-//! The device of kube-proxy's ipvs mode, by whose addresses its virtual servers are told from
-//! ours. `cleanup --kube-proxy` removes it.
+//! The device of kube-proxy's ipvs mode. Its addresses distinguish kube-proxy's virtual servers
+//! from ours. `cleanup --kube-proxy` removes it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use rtnetlink::new_connection;
 /// The device that has every service address.
 const DEVICE: &str = "kube-ipvs0";
 
-/// Kube-proxy's device of ipvs, which makes the node believe that services' addresses are its own:
-/// its index, where it is.
+/// The index of kube-proxy's ipvs device, if it exists. The device has the addresses of services,
+/// so the node takes them for its own.
 ///
 /// # Errors
 /// The kernel's.

@@ -73,8 +73,8 @@ impl BackendName {
     }
 
     /// Its capabilities. As in kube-proxy's iptables mode, iptables leaves addresses and ports
-    /// without a service alone. It refuses in the filter table, before the nat table's chains
-    /// restrict sources.
+    /// without a service alone. It refuses a service without endpoints in the filter table,
+    /// whatever the source: only frontends with endpoints check source ranges.
     pub fn capabilities(self) -> Capabilities {
         let able = match self {
             Self::Nftables | Self::Ipvs => true,
@@ -128,8 +128,8 @@ pub trait Backend {
     /// The rejected rules of this frontend, with the reasons; empty if none is known.
     fn rejected(&self, frontend: &Frontend) -> Vec<String>;
 
-    /// The kernel's real servers of the virtual server at this frontend, in its order; `None` if it
-    /// has none, or they are not as planned.
+    /// The kernel's real servers of the virtual server at this frontend, in the kernel's order;
+    /// `None` if there is no virtual server, or it is not ready for connections.
     fn listed(&mut self, _server: &FrontendKey) -> Option<Vec<Listed>> {
         None
     }
@@ -217,8 +217,8 @@ pub struct Figures {
     pub missed_lookups: u64,
     /// What the rules dropped and refused since they were made; `None` if it is not known.
     pub drops: Option<ServiceDrops>,
-    /// With `--service-metrics`: connections to services that began. A counter is gone a day after
-    /// its last one, and begins anew.
+    /// With `--service-metrics`: connections to services, counted when they begin. A counter is
+    /// removed a day after its last connection, and then begins anew.
     pub connections: BTreeMap<FrontendConnections, u64>,
     /// With iptables: failed writes of each family's rules.
     pub restore_failures: [RestoreFailures; 2],

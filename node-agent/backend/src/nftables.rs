@@ -1,9 +1,9 @@
 //! nftables: services are data, not rules.
 //!
-//! A constant number of chains and rules (`program`), and maps whose elements are the services and
-//! their endpoints (`lower`). One table a family, one netlink batch a change. Tables are declared
-//! (`name`), and chains written (`rule`), in the terms of the driver, `denizen_nft`; its
-//! [`Keeper`](denizen_nft::Keeper) brings the kernel to what a `Table` holds.
+//! A constant number of chains and rules (`program`) looks up maps whose elements are the services
+//! and their endpoints (`lower`). There is one table per family, and each change is one netlink
+//! batch. Tables are declared (`name`), and chains written (`rule`), in the terms of the driver,
+//! `denizen_nft`; its [`Keeper`](denizen_nft::Keeper) brings the kernel to what a `Table` holds.
 
 mod affinity;
 mod backend;

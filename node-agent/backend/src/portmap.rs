@@ -2,8 +2,8 @@
 //! in the runtime's list, nobody else removes them, and they may lead to another pod that got the
 //! address.
 //!
-//! Rules are known by what portmap writes beside them. With iptables that is a comment with the
-//! container's id at the jump to a chain of its own; with nftables the comment is the id.
+//! The rules are recognised by their comments. With iptables, the jump to a container's own chain
+//! has a comment with the container's id; with nftables the comment is the id.
 
 mod legacy;
 mod nft;
@@ -49,7 +49,7 @@ pub fn containers() -> Result<BTreeSet<Arc<str>>, PortmapError> {
     Ok(found)
 }
 
-/// Removes portmap's rules for containers that are gone. What it has for others stays.
+/// Removes portmap's rules for containers that are gone. Its rules for other containers stay.
 ///
 /// # Errors
 /// The first error. Everything that could be removed was.
@@ -71,8 +71,8 @@ pub fn removable() -> Result<(), String> {
     }
 }
 
-/// The container's id in what portmap writes beside the jump to its chain:
-/// `dnat name: "pods" id: "3f1c"`.
+/// The container's id in the comment of portmap's jump to the container's chain: `dnat name: "pods"
+/// id: "3f1c"`.
 fn container_in(comment: &str) -> Option<&str> {
     let (_, id) = comment.strip_prefix("dnat name: ")?.rsplit_once(" id: \"")?;
     id.strip_suffix('"')

@@ -1,10 +1,11 @@
-//! Whose packets the rules dropped or refused within the last 15 minutes, as the kernel notes it.
+//! The flows whose packets rules dropped or refused within the last 15 minutes, as the kernel notes
+//! them.
 //!
-//! Before a rule that drops or refuses, another one notes the packet's flow in a set of the kernel
-//! ([`note`]), so that it is known before anybody asks. An element counts its packets and ends 15
-//! minutes after the first one, and a set has room for [`FLOWS`] of them, so nobody has to tidy up,
-//! and the memory is bounded whoever sends. When a set is full, the kernel goes on with the rule
-//! that drops. Nothing is ever decided by these sets.
+//! Before a rule that drops or refuses, another rule notes the packet's flow in a set of the kernel
+//! ([`note`]), so that the flow is known before anybody asks. An element counts the flow's packets
+//! and expires 15 minutes after the first one, and a set has room for [`FLOWS`] elements. So
+//! nothing has to be cleaned up, and the memory is bounded whatever is sent. When a set is full,
+//! the kernel goes on with the rule that drops. Nothing is ever decided by these sets.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +36,8 @@ pub const FLOW: &[Field] = &[
     Field::Destination(Family::V4),
 ];
 
-/// Why the packets of flows were dropped or refused, as far as flows are noted: a set of each table
-/// of IP packets.
+/// Why a flow's packets were dropped or refused, as far as flows are noted. Each reason has a set,
+/// in the tables of both IP versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RefusalReason {
     /// No policy permits them.
@@ -61,7 +62,7 @@ pub struct RefusedFlow {
     /// port 0.
     pub destination: SocketAddr,
     pub packets: u64,
-    /// Since when: the time that has passed since its first packet.
+    /// The time since its first packet.
     pub age: Duration,
 }
 
@@ -113,7 +114,8 @@ impl RefusalReason {
 }
 
 /// Notes the packet's flow in a set, and counts the packet there; on with the next rule if the set
-/// is full, so nothing else should stand behind it. `with_port`: the packet's protocol has ports.
+/// is full, so this should be the rule's last statement. `with_port`: the packet's protocol has
+/// ports.
 pub fn note(set: &'static str, version: Family, with_port: bool) -> Statement {
     let bits = |field: &Field| (*field == Field::DestinationPort && !with_port).then_some(0);
     let key = FLOW.iter().map(|field| (field.in_version(version), bits(field)));
@@ -141,7 +143,7 @@ pub fn note_all(set: &'static str, version: Family) -> Vec<Vec<Statement>> {
 ///
 /// # Errors
 ///
-/// [`NetlinkError`]; a table or a set that is not there is none.
+/// [`NetlinkError`]; a missing table or set is not an error.
 pub fn read(
     kernel: &mut Kernel,
     reasons: impl IntoIterator<Item = RefusalReason>,

@@ -2,7 +2,7 @@
 
 use crate::why::Why;
 
-/// Why a packet to a service, or to where one might be, was dropped or refused.
+/// Why services' rules dropped or refused a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ServiceDropReason {
     /// The service has no endpoint: refused.
@@ -17,7 +17,7 @@ pub enum ServiceDropReason {
     UnusedAddress,
     /// It came from elsewhere and is for a loopback address.
     Loopback,
-    /// Connection tracking cannot assign it to a connection: iptables, as kube-proxy.
+    /// Connection tracking cannot assign it to a connection. Only with iptables, as in kube-proxy.
     Invalid,
 }
 

@@ -24,7 +24,7 @@ pub use setting::{
     on_loopback,
 };
 
-/// Which settings a call checks. The first one checks all, and so does each one behind a failure.
+/// Which settings a call checks. The first call checks all, and so does each call after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckScope {
     /// Only if what is wanted has changed: cheap, for every pass.

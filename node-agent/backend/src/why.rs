@@ -27,13 +27,15 @@ pub enum Why {
     /// that the client tries again.
     Unallocated,
     /// Another proxy may serve Services of its own (`service.kubernetes.io/service-proxy-name`). So
-    /// nat does not drop what no service of ours has: this is behind everybody's translation.
+    /// the nat chains do not drop packets to an address that no service of ours has: this chain
+    /// comes after every proxy's translation.
     Untaken,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
     /// One lookup finds the service of a node port, on whichever address of the node.
     FindNodePort,
-    /// Every packet enters the chain; it only handles those from outside to such a service.
+    /// Every packet enters the chain; it only handles those from outside to a service with policy
+    /// Local.
     AskLocalPolicy,
     /// `externalTrafficPolicy: Local` restricts only traffic from outside, so local pods go on to
     /// the ordinary rules. (What the node itself sends passes output, not this chain.)
@@ -69,7 +71,8 @@ pub enum Why {
     AnyNode,
     /// One of the service's endpoints, each as likely as the others.
     Choose,
-    /// The slot has no endpoint: draw again among one fewer, which keeps the choice uniform.
+    /// The slot has no endpoint: draw again among one fewer or, in a large class, first among as
+    /// many. That keeps the choice uniform.
     ChooseAmongFewer,
     /// A packet that found no slot raced with a change. If it is dropped, the client sends it again
     /// and it is looked up again. If it passed, its connection would keep an untranslated conntrack
@@ -104,19 +107,22 @@ pub enum Why {
     WhichServicePort,
     /// `sessionAffinity: ClientIP`: the endpoint that the client got last.
     Recall,
-    /// `sessionAffinity: ClientIP`: that endpoint again, and the time-out restarts.
+    /// `sessionAffinity: ClientIP`: the endpoint that the client got last is used again, and the
+    /// time-out restarts.
     BackToLast,
-    /// `sessionAffinity: ClientIP`: that endpoint is gone, so another one will be remembered.
+    /// `sessionAffinity: ClientIP`: the endpoint that the client got last is gone, so another one
+    /// will be remembered.
     LastIsGone,
     /// `sessionAffinity: ClientIP`: one endpoint, which is remembered.
     ChooseAndRemember,
     /// `sessionAffinity: ClientIP`: while the map that all clients share has room.
     Remember,
-    /// `sessionAffinity: ClientIP`, and that map is full. It may be full of forged clients. Local
-    /// pods cannot be forged: input interface and source address are those of their record.
+    /// `sessionAffinity: ClientIP`, and the map that all clients share is full. It may be full of
+    /// forged clients. Local pods cannot be forged: input interface and source address are those of
+    /// their record.
     RememberPod,
-    /// `sessionAffinity: ClientIP`, and that map is full. Each service port has a budget of new
-    /// clients, so that a flood of one leaves the others alone.
+    /// `sessionAffinity: ClientIP`, and the map that all clients share is full. Each service port
+    /// has a budget of new clients, so that a flood of one leaves the others alone.
     RememberWithinBudget,
     /// `sessionAffinity: ClientIP`, and the budget is used up: remembered so briefly that a flood
     /// is soon forgotten.
@@ -140,7 +146,8 @@ pub enum Why {
     /// Other destinations have no route back to a pod, but one to the node.
     GoesOut,
     /// `--open-forward`: another firewall's chain recognises services' connections by this bit of
-    /// the conntrack mark. The packet mark is only on the first packet, and addresses do not tell.
+    /// the conntrack mark. The packet mark is only on the first packet, and addresses do not
+    /// identify such connections.
     Admitted,
     /// `--open-forward`, iptables and host ports: nothing translated this connection.
     NotAdmitted,
@@ -176,25 +183,25 @@ pub enum Why {
     AdmitEstablished,
     /// Where INPUT drops by default, a load balancer must still reach the health-check node ports.
     HealthCheck,
-    /// A connection to a cluster IP that connection tracking knew before the address had rules. No
-    /// rule is asked for it any more. With the address routed to this node, a port of the node's
-    /// own would answer its next packets, or IPVS would forward them unmasqueraded. The client's
-    /// next connection is a new one.
+    /// A connection to a cluster IP that connection tracking knew before the address had rules. Its
+    /// packets pass no nat rule any more. With the address routed to this node, a port of the
+    /// node's own would answer its next packets, or IPVS would forward them unmasqueraded. The
+    /// client's next connection is a new one.
     Untranslated,
     /// Another backend serves, or none, and this address is still routed to this node, for
-    /// connections that IPVS carries. A new one would be forwarded unmasqueraded, or a port of the
-    /// node's own would answer.
+    /// connections that IPVS carries. A new connection would be forwarded unmasqueraded, or a port
+    /// of the node's own would answer.
     OnlyOldConnections,
-    /// A service's address that is routed to this node for IPVS is no address of a link. A
-    /// neighbour that took it for one would send there what other machines may serve: MetalLB's
-    /// announcements, another node's.
+    /// A service's address that is routed to this node for IPVS belongs to no link. If this node
+    /// answered ARP for it, neighbours would send here what another machine should serve, for
+    /// instance a node for which MetalLB announces the address.
     NoNeighbour,
-    /// Host ports come behind everybody's rules for services, whose addresses and ports are
-    /// allocated.
+    /// Host ports come after all programs' rules for services, since services' addresses and ports
+    /// are allocated.
     HostPorts,
     /// The one place where the pod of a host port is looked up.
     FindHostPort,
-    /// A pod that names the address comes before one that asks for every address.
+    /// A host port with this hostIP comes before one without a hostIP.
     HostPortAtAddress,
     /// A service has the port at this address. If it has no endpoints, or the client may not use it,
     /// nothing has translated the packet, and it must not reach a pod either.
@@ -210,7 +217,8 @@ pub enum Why {
     /// iptables, in kube-proxy's words: as [`Self::Arriving`] and [`Self::Sending`] in nat; in
     /// filter since nat cannot refuse.
     ServicePortals,
-    /// The same for the frontends for traffic from outside; in filter since nat cannot refuse.
+    /// As [`Self::ServicePortals`], for frontends for traffic from outside; in filter since nat
+    /// cannot refuse.
     ExternalPortals,
     /// iptables, in kube-proxy's words: as [`Self::Leaving`].
     PostroutingRules,
@@ -227,8 +235,8 @@ pub enum Why {
 impl Why {
     /// The comment on the node, at most 100 bytes: nft allows 128, and the rule's id comes first.
     ///
-    /// `trace` shows it for a packet that the rule matched, so it is true of every such packet. A
-    /// rule that sends packets to a chain which tells them apart says what is asked there.
+    /// `trace` shows it for a packet that the rule matched, so it is true of every such packet. The
+    /// text of a rule that sends packets to a chain says what that chain tests.
     pub fn text(self) -> &'static str {
         match self {
             Self::Arriving => "services are chosen before routing: the endpoint decides the route",

@@ -183,11 +183,11 @@ fn only_one_namespace(pods: &[PodObject]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The nodes and their agents. Without the nodes, those that have an agent's pod.
+/// The nodes and their agents. If `nodes` could not be read, only the nodes with an agent's pod.
 fn node_agents(nodes: Option<Vec<NodeObject>>, pods: Vec<PodObject>) -> Vec<NodeAgent> {
     let mut by_node: BTreeMap<String, Vec<PodObject>> = BTreeMap::new();
     for pod in pods {
-        // One that is not scheduled has no node yet.
+        // A pod that is not scheduled has no node yet.
         if !pod.spec.node_name.is_empty() {
             by_node.entry(pod.spec.node_name.clone()).or_default().push(pod);
         }
@@ -218,7 +218,7 @@ fn taints(node: &NodeObject) -> String {
     if taints.is_empty() { String::new() } else { format!("; taints: {taints}") }
 }
 
-/// The pod to ask: while one replaces another, the one that runs.
+/// The pod to ask: while a new pod replaces an old one, the one that runs.
 fn agent_of(pods: &[PodObject]) -> Result<AgentPod, NoAnswer> {
     let is_leaving = |pod: &&PodObject| pod.metadata.deletion_timestamp.is_some();
     let youngest = |pods: Vec<&PodObject>| {

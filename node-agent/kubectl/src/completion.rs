@@ -1,6 +1,6 @@
-//! What kubectl completes: it runs `kubectl_complete-denizen` with the words so far, the last of
-//! them perhaps empty, and reads one candidate a line, a tab, its description, and last `:4`, which
-//! keeps it from offering files.
+//! Completion of the command line. kubectl runs `kubectl_complete-denizen` with the words so far,
+//! the last of them perhaps empty. It reads lines of a candidate, a tab and its description, and a
+//! last line `:4`, which keeps kubectl from offering files.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

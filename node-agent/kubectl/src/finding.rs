@@ -29,7 +29,7 @@ impl CommonText {
     }
 }
 
-/// Texts by shape.
+/// The nodes' texts, merged by [`shape()`].
 #[derive(Debug, Default)]
 pub struct Texts(BTreeMap<String, CommonText>);
 

@@ -1,9 +1,10 @@
 //! `kubectl denizen`: what the agents of all nodes say, in one answer.
 //!
-//! It decides nothing about packets: the agents do. It finds them, asks them through the API server
-//! with the operator's own rights, and puts together what they say. Who does not answer is a part of
-//! every answer. What no agent knows, since it is not there yet, is decided by the agents' own code.
-//! `test` alone makes objects, in a namespace of its own.
+//! This program decides nothing about packets: the agents do. It finds the agents, asks them
+//! through the API server with the operator's own rights, and puts together what they say. Every
+//! answer names the nodes that did not answer. What no agent knows, such as policies that are not
+//! applied yet, is decided by the agents' own code in this program. Only `test` makes objects, in a
+//! namespace of its own.
 //!
 //! | module | knows |
 //! | --- | --- |
@@ -13,10 +14,10 @@
 //! | `objects` | the few fields of Kubernetes objects that count |
 //! | `session` | one conversation with one agent |
 //! | `no_answer` | why a node did not answer |
-//! | `survey` | the same question to all, so many at once, until the deadline |
-//! | `finding` | equal texts of many nodes, once |
+//! | `survey` | asks all nodes the same question, a limited number at once, until the deadline |
+//! | `finding` | merges equal texts of many nodes |
 //! | `output` | tables, JSON, and who did not answer |
-//! | `watch` | the same question again and again |
+//! | `watch` | asks the same question again and again |
 //! | `workload` | what pods belong to |
 //! | the others | a verb each |
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Of a picture of 3,000 pods, musl's own takes a third more processor time.
+/// musl's own allocator takes a third more processor time for a picture of 3,000 pods.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Why a node did not answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NoAnswer {
     /// For scripts.

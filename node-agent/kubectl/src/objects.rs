@@ -1,4 +1,4 @@
-//! The few fields of Kubernetes objects that count. The others, such as the list of a node's images,
+//! The few fields of Kubernetes objects that count. Other fields, such as a node's list of images,
 //! are not kept.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,6 @@ pub struct Metadata {
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// The owner of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct OwnerReference {
@@ -34,7 +33,6 @@ pub struct OwnerReference {
     pub controller: bool,
 }
 
-/// A Node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct NodeObject {
@@ -99,7 +97,6 @@ impl NodeObject {
     }
 }
 
-/// A Pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PodObject {
@@ -177,7 +174,6 @@ impl PodObject {
     }
 }
 
-/// A Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ServiceObject {
@@ -218,7 +214,7 @@ pub struct LoadBalancer {
 }
 
 impl ServiceObject {
-    /// Whether connections to it are programmed: a headless one is a name alone.
+    /// Whether agents program connections to the service: a headless service is only a DNS name.
     pub fn has_frontend(&self) -> bool {
         self.spec.cluster_ip.parse::<IpAddr>().is_ok()
     }
@@ -241,7 +237,6 @@ impl ServiceObject {
     }
 }
 
-/// An EndpointSlice.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct SliceObject {

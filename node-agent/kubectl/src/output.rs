@@ -47,7 +47,7 @@ pub struct ClusterReport<T> {
 
 /// The body of a verb's answer.
 pub trait Body: Serialize + fmt::Display {
-    /// Whether its text is only about what agents have answered.
+    /// Whether the text means nothing without an agent's answer.
     const NEEDS_ANSWERS: bool = false;
 
     fn level(&self) -> Level;
@@ -102,7 +102,7 @@ fn text(format: Format, answer: &(impl Serialize + fmt::Display)) -> anyhow::Res
     })
 }
 
-/// An error and its causes. Of what the API server refused, its own words alone.
+/// An error and its causes; only the API server's own message if the server refused something.
 pub fn described(error: &anyhow::Error) -> String {
     let mut words = Vec::new();
     for cause in error.chain() {

@@ -22,17 +22,17 @@ use crate::session::request::Request;
 
 pub mod request;
 
-/// Time limit for the API server to begin.
+/// Time limit for the API server to start a command in a container.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Time limit for a node, the beginning included: longer than an agent lets its clients wait.
+/// Time limit for a node, the start included: longer than an agent lets its clients wait.
 pub const NODE: Duration = Duration::from_secs(15);
 
 /// Size limits of what a command prints, in bytes: more than an agent sends.
 const LONGEST_OUTPUT: u64 = 64 << 20;
 const LONGEST_ERROR: u64 = 64 << 10;
 
-/// kube's own pipes have room for a line or two.
+/// Size of the pipes, in bytes: kube's default holds only a line or two.
 const PIPE: usize = 64 << 10;
 
 /// The text of the error when [`CONNECT`] is over.
@@ -49,7 +49,7 @@ const PROGRAM: &str = "denizen-agent";
 /// The answers of an agent.
 #[derive(Debug)]
 pub struct Answers {
-    /// Its release; `None` if it is so old that it has no `relay`.
+    /// The agent's release; `None` if the agent is so old that it has no `relay`.
     pub release: Option<String>,
     /// In the order of the requests, as they came: what a newer agent adds is kept.
     pub answers: Vec<Result<Box<RawValue>, String>>,
@@ -171,8 +171,8 @@ async fn older(
     Ok(Answers { release: None, answers })
 }
 
-/// Runs a command that prints its answer in the end, and that ends when it has something to read:
-/// once `until` is over. `begun` hears of its first words.
+/// Runs a command that prints its answer when it ends, and that ends when it can read a line: it
+/// gets one once `until` is over. `begun` is notified of the command's first words.
 ///
 /// # Errors
 /// It printed nothing, or not within `limit`.
@@ -301,7 +301,7 @@ async fn execute_in(
     };
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (stdout, stderr) = (text(out), text(err));
-    // Until here: with an older protocol, the end of the input ends the output too.
+    // Not before: with an older protocol, the end of the input ends the output too.
     drop(stdin);
     Ok(CommandOutput { stdout, stderr, status })
 }

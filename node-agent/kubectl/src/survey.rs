@@ -51,7 +51,7 @@ impl<T> Survey<T> {
     }
 }
 
-/// Asks the agents of all members. `read` extracts from an answer what is kept.
+/// Asks the agents of all nodes. `read` extracts from an answer what is kept.
 pub async fn survey<T>(
     client: &Client,
     node_agents: NodeAgents,

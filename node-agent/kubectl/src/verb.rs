@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use crate::no_answer::NoAnswer;
 use crate::session::Answers;
 
-/// The only answer, read; other answers than those asked for are a failure of this node.
+/// Reads the only answer. If it is missing or cannot be read, that is a failure of this node.
 fn only<T: DeserializeOwned>(answers: Answers) -> Result<T, NoAnswer> {
     let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
     let answer = answers.answers.into_iter().next();

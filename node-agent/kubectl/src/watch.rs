@@ -1,4 +1,5 @@
-//! `--watch`: the same question again and again. Answers that differ from the one before are printed.
+//! `--watch`: asks the same question again and again, and prints each answer that differs from the
+//! one before.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use crate::output::{Format, PrintedAnswer, described, print};
 
-/// All nodes are asked each time.
+/// The shortest interval: all nodes are asked each time.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, Default, Args)]

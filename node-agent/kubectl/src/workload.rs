@@ -40,7 +40,7 @@ impl Workload {
     }
 }
 
-/// A name without its last part, if that is so.
+/// A name without its last part, if that part `is_so`.
 fn stem(name: &str, is_so: impl Fn(&str) -> bool) -> Option<&str> {
     let (stem, end) = name.rsplit_once('-')?;
     is_so(end).then_some(stem)

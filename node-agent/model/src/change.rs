@@ -21,19 +21,19 @@ pub struct ModelChange {
     pub node_addresses: bool,
     pub service_ranges: bool,
     pub egress: bool,
-    /// When the changes happened that led to the new slices of these services, and the slices'
-    /// families.
+    /// For each new slice of these services: its family, and when the change happened that led to
+    /// it.
     pub triggers: Vec<(Family, Timestamp)>,
     pub namespaces: BTreeSet<Arc<str>>,
     pub cluster_pods: BTreeSet<PodName>,
     pub network_policies: BTreeSet<PolicyName>,
     /// ClusterNetworkPolicies that changed.
     pub cluster_network_policies: BTreeSet<Arc<str>>,
-    /// The labels of nodes, or the ranges of their pods, changed.
+    /// A Node object changed, or whether all pods of the cluster are known.
     pub node_facts: bool,
-    /// The API refuses another kind of object.
+    /// The API now refuses a further kind of object.
     pub refused: bool,
-    /// Other pods are known completely than before.
+    /// The set of completely known pods changed.
     pub pod_coverage: bool,
 }
 
@@ -42,7 +42,7 @@ impl ModelChange {
         *self == Self::default()
     }
 
-    /// What the pod firewall decides by is decided.
+    /// Clears the changes that the pod firewall alone depends on, once it has been updated.
     pub fn firewall_is_decided(&mut self) {
         self.namespaces.clear();
         self.cluster_pods.clear();

@@ -18,7 +18,7 @@ pub struct ClusterFacts<'a> {
 }
 
 impl<'a> ClusterFacts<'a> {
-    /// The labels of a namespace; the one of its name is always among them.
+    /// The labels of a namespace; `kubernetes.io/metadata.name` is always among them.
     pub fn namespace_labels(&self, name: &str) -> Labels {
         let known = self.model.namespaces.get(name);
         known.map_or_else(|| Namespace::labels_without_object(name), |known| known.labels.clone())
@@ -29,7 +29,6 @@ impl<'a> ClusterFacts<'a> {
         self.model.namespaces.keys()
     }
 
-    /// Whether there is such a Namespace.
     pub fn has_namespace(&self, name: &str) -> bool {
         self.model.namespaces.contains_key(name)
     }
@@ -39,13 +38,14 @@ impl<'a> ClusterFacts<'a> {
         (!pod.host_network).then_some(pod)
     }
 
-    /// The object of a recorded pod, if it is this very pod's and not that of one of the same name.
+    /// The object of a recorded pod, unless it belongs to another pod with the same name (another
+    /// UID).
     pub fn pod_of(&self, recorded: &LocalPod) -> Option<&'a Arc<ClusterPod>> {
         let object = self.pod(recorded.pod.as_ref()?)?;
         object.here.as_ref()?.covers(recorded.uid.as_deref()).then_some(object)
     }
 
-    /// Every pod, by name.
+    /// Every pod except host-network pods, sorted by name.
     pub fn pods(&self) -> impl Iterator<Item = &'a Arc<ClusterPod>> + use<'a> {
         self.model.cluster_pods.iter().map(|PodByName(pod)| pod).filter(|pod| !pod.host_network)
     }
@@ -77,17 +77,17 @@ impl<'a> ClusterFacts<'a> {
         all
     }
 
-    /// One ClusterNetworkPolicy.
     pub fn tier_policy(&self, name: &str) -> Option<&'a ClusterNetworkPolicy> {
         self.model.cluster_network_policies.get(name)
     }
 
-    /// Whether every pod of the cluster is known, as far as the API has shown it.
+    /// Whether the sources show all pods of the cluster, not only this node's and those of some
+    /// namespaces.
     pub fn knows_all_pods(&self) -> bool {
         self.model.pod_coverage.is_all()
     }
 
-    /// Whether there is any.
+    /// Whether there is any ClusterNetworkPolicy.
     pub fn has_tiers(&self) -> bool {
         !self.model.cluster_network_policies.is_empty()
     }
@@ -101,7 +101,7 @@ impl<'a> ClusterFacts<'a> {
         own.chain(others)
     }
 
-    /// The ranges from which nodes give their pods addresses.
+    /// The podCIDRs of all nodes.
     pub fn pod_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
         let own = self.model.node.iter().flat_map(|node| &node.pod_cidrs);
         let others = self.model.other_nodes.values().flat_map(|node| &node.pod_cidrs);

@@ -14,12 +14,11 @@ use denizen_packet::Protocol;
 pub enum Tier {
     /// Before NetworkPolicies.
     Admin,
-    /// Behind them, unless one of them isolates the pod for the direction.
+    /// After NetworkPolicies, unless one of these isolates the pod for the direction.
     Baseline,
 }
 
 impl Tier {
-    /// Both.
     pub const BOTH: [Self; 2] = [Self::Admin, Self::Baseline];
 }
 
@@ -35,9 +34,9 @@ impl fmt::Display for Tier {
 /// What the first rule that matches does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
-    /// It passes this direction, whatever comes later says.
+    /// The connection passes in this direction, whatever later rules and policies say.
     Accept,
-    /// It is dropped.
+    /// The connection is dropped.
     Deny,
     /// The rest of the tier is skipped.
     Pass,
@@ -55,26 +54,24 @@ impl fmt::Display for Action {
 
 /// A ClusterNetworkPolicy.
 ///
-/// What of a rule cannot be understood fails closed, as the API has it: a rule that accepts
-/// matches nothing, and one that denies or passes denies everything. A policy whose tier, priority
-/// or subject cannot be understood does not come here.
+/// A part of a rule that cannot be understood fails closed, as the API demands: a rule with action
+/// Accept then matches nothing, and a rule with Deny or Pass denies everything. A policy whose
+/// tier, priority or subject cannot be understood is skipped by the decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterNetworkPolicy {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its tier.
     pub tier: Tier,
     /// Of two policies of a tier, the one with the lower number is evaluated first.
     pub priority: u16,
-    /// The namespaces of the pods that it is about.
+    /// The namespaces of the policy's subject.
     pub namespaces: Selector,
-    /// Those pods of them.
+    /// The pods of the policy's subject, within these namespaces.
     pub pods: Selector,
-    /// About what reaches them, in order. Empty if it does not say anything about that.
+    /// The rules for connections to the selected pods, in order. Empty if the policy has none.
     pub ingress: Vec<TierRule>,
-    /// About what they reach, in order.
+    /// The rules for connections from the selected pods, in order.
     pub egress: Vec<TierRule>,
-    /// Whether all of it is understood.
+    /// Whether every part of the policy was understood.
     pub is_understood: bool,
 }
 
@@ -89,24 +86,22 @@ impl ClusterNetworkPolicy {
 /// One entry of `ingress` or `egress`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierRule {
-    /// Its place in the policy's list, counted from 0.
+    /// Index in the policy's list, from 0.
     pub index: usize,
     /// Its name; empty if it has none.
     pub name: Arc<str>,
-    /// What it does.
     pub action: Action,
-    /// About whom.
+    /// The other end of the connection.
     pub peers: TierPeers,
-    /// About which ports of the destination.
+    /// The ports of the destination.
     pub ports: TierPorts,
 }
 
 /// `from` or `to` of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TierPeers {
-    /// Everybody: of a rule that is not understood.
+    /// Everybody: only in a rule that was not understood.
     All,
-    /// These.
     These(Vec<TierPeer>),
 }
 
@@ -117,7 +112,7 @@ pub enum TierPeer {
     Pods {
         /// Which namespaces.
         namespaces: Selector,
-        /// Which pods of them.
+        /// Which pods of these namespaces.
         pods: Selector,
     },
     /// Addresses, whoever has them, without host bits.
@@ -129,16 +124,15 @@ pub enum TierPeer {
 /// `protocols` of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TierPorts {
-    /// Missing: every port of every protocol, also of those without ports.
+    /// Missing: every port of every protocol, including protocols without ports.
     All,
-    /// These.
     These(Vec<TierPort>),
 }
 
 /// One entry of `protocols`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TierPort {
-    /// From this port of the protocol to that one, both included.
+    /// From the first port to the second, both included.
     Range(Protocol, NonZeroU16, NonZeroU16),
     /// The container ports of the destination pod that have this name, of whichever protocol.
     Named(Arc<str>),

@@ -42,7 +42,8 @@ pub struct ClusterPod {
     /// younger one has it.
     pub created: i64,
     /// When it must have ended at the latest, seconds since 1970: `metadata.deletionTimestamp`,
-    /// which has the grace period in it. `None` if it is not being deleted, or nobody asks.
+    /// which has the grace period in it. `None` if it is not being deleted, or if the decoder is
+    /// not told to read this.
     pub ends: Option<i64>,
     /// It uses its node's network. Then it has neither labels nor addresses here.
     pub host_network: bool,
@@ -53,7 +54,7 @@ pub struct ClusterPod {
 }
 
 impl ClusterPod {
-    /// One of which no more than its name is known.
+    /// A pod of which only the name is known.
     pub fn named(name: PodName) -> Self {
         Self {
             name,
@@ -69,7 +70,7 @@ impl ClusterPod {
     }
 }
 
-/// What only matters about pods of this node.
+/// Facts that are needed only for pods of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct OwnPodFacts {
     /// `metadata.uid`. It links the record of a sandbox to its pod in the API.
@@ -83,7 +84,7 @@ pub struct OwnPodFacts {
 }
 
 impl OwnPodFacts {
-    /// Those of an ordinary pod with this UID.
+    /// The facts of an ordinary pod with this UID.
     pub fn new(uid: Arc<str>) -> Self {
         Self { uid, config_hash: None, additional: Arc::default() }
     }
@@ -94,7 +95,7 @@ impl OwnPodFacts {
     }
 }
 
-/// A pod in a set or as a key, where it is found by its name.
+/// A pod as an element of a set or as a key, compared by its name alone.
 #[derive(Debug, Clone)]
 pub struct PodByName(pub Arc<ClusterPod>);
 
@@ -154,7 +155,7 @@ impl Namespace {
         Labels::from_iter([(Self::NAME_LABEL, name)])
     }
 
-    /// With the label of its name, whoever wrote the object.
+    /// Adds the label of its name if a manifest left it out.
     pub(super) fn with_name_label(self) -> Self {
         if self.labels.get(Self::NAME_LABEL) == Some(&self.name) {
             return self;

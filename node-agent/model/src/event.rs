@@ -21,8 +21,8 @@ use super::service::{ForeignService, Service, ServiceName};
 pub enum Listing {
     Services,
     Slices,
-    /// This node's Node object, or that there is none; those of others as well, where they are
-    /// wanted.
+    /// This node's Node object, or that there is none. If the other Nodes are followed too, they
+    /// are in the same list.
     Node,
     /// All ServiceCIDRs, or that the API does not serve them.
     ServiceCidrs,
@@ -33,7 +33,7 @@ pub enum Listing {
     NetworkPolicies,
     /// All ClusterNetworkPolicies, or that the API does not serve them.
     ClusterNetworkPolicies,
-    /// All Nodes of others, where ClusterNetworkPolicies need them.
+    /// All other Nodes, if only ClusterNetworkPolicies need them.
     OtherNodes,
 }
 
@@ -55,11 +55,11 @@ impl std::fmt::Display for Listing {
 }
 
 impl Listing {
-    /// Those that services wait for.
+    /// The lists that services wait for.
     pub const SERVICES: [Self; 5] =
         [Self::Services, Self::Slices, Self::Node, Self::ServiceCidrs, Self::Addresses];
-    /// Those that the pod firewall waits for. Without this node's addresses it would take the node
-    /// for somebody else, and not know where its tunnels end.
+    /// The lists that the pod firewall waits for. Without this node's addresses, it would treat the
+    /// node as a foreign host, and not know where the node's tunnels end.
     pub const FIREWALL: [Self; 5] = [
         Self::Namespaces,
         Self::Pods,
@@ -79,7 +79,7 @@ pub enum Event {
     ForeignService(ServiceName, ForeignService),
     /// The state of an EndpointSlice; `None` if it is gone.
     Slice(SliceName, Option<Slice>),
-    /// The last state of this slice follows a change of a pod or a Service at this time.
+    /// The slice's last state results from a change of a pod or a Service at this time.
     Triggered(SliceName, Timestamp),
     /// The state of this node's Node object; `None` if there is none.
     Node(Option<Node>),
@@ -92,7 +92,7 @@ pub enum Event {
     /// The state of a pod of the cluster; `None` if it is gone, has ended, or uses its node's
     /// network.
     ClusterPod(PodName, Option<Arc<ClusterPod>>),
-    /// Which pods of the cluster are known completely. Without it, those of a complete list are
+    /// Which pods of the cluster the sources show. Without this event, a complete list of pods has
     /// all.
     PodCoverage(PodCoverage),
     /// The state of a NetworkPolicy; `None` if it is gone.

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 pub(crate) struct HostAddresses(BTreeMap<IpAddr, usize>);
 
 impl HostAddresses {
-    /// A pod reports `now` in place of `before`. Returns whether an address is new or gone: of most
-    /// pods, another one of the same node reports the same.
+    /// A pod reports `now` in place of `before`. Returns whether an address is new or gone. For
+    /// most pods none is: another pod of the same node reports the same addresses.
     pub(crate) fn replace(&mut self, before: &[IpAddr], now: &[IpAddr]) -> bool {
         if before == now {
             return false;

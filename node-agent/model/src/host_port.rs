@@ -10,9 +10,8 @@ use denizen_state::{HostPortFamily, HostPortProtocol};
 /// One host port that a pod asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPort {
-    /// Where it is requested.
+    /// The node's addresses at which it is requested.
     pub at: HostPortAddress,
-    /// Its protocol.
     pub protocol: Protocol,
     /// The node's port.
     pub port: NonZeroU16,

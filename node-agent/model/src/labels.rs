@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::sorted_set::SortedSet;
 
-/// The labels of an object, sorted by key. Cheap to clone, and one word: a cluster has 150,000 pods.
+/// The labels of an object, sorted by key. Cheap to clone, and one word: a cluster has 150,000
+/// pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Labels(Arc<Box<[Label]>>);
 
@@ -25,7 +26,7 @@ impl Labels {
         Some(&self.0[at].1)
     }
 
-    /// Whether there are other copies of these.
+    /// Whether other clones of these labels exist.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

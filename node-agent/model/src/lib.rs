@@ -134,7 +134,7 @@ impl Model {
             Event::Links(links) => change.links |= replace(&mut self.links, links),
             Event::Egress(egress) => change.egress |= replace(&mut self.egress, Some(egress)),
             Event::PodCoverage(coverage) => {
-                // What an address may stand for that no known pod has depends on it.
+                // Coverage decides whether an address without a known pod may be a pod's.
                 change.node_facts |= coverage.is_all() != self.pod_coverage.is_all();
                 change.pod_coverage |= replace(&mut self.pod_coverage, coverage);
             }
@@ -142,8 +142,8 @@ impl Model {
                 self.listed.insert(listing);
                 self.refused.remove(&listing);
             }
-            // An API server that starts refuses everything for a while. It means this kind alone
-            // once it has permitted what services need.
+            // An API server that starts refuses everything for a while. Only after it has permitted
+            // what services need does a refusal count as one of this kind alone.
             Event::Refused(listing) => {
                 if self.snapshot().is_some() {
                     change.refused |= self.refused.insert(listing);
@@ -232,13 +232,14 @@ impl Model {
         self.namespaces.get(namespace).is_some_and(|namespace| namespace.is_ending)
     }
 
-    /// The Namespaces, the pods of the cluster and the NetworkPolicies; `None` while one of their
-    /// first full lists is missing: half a list of policies leaves open what is forbidden.
+    /// The facts that policies need; `None` while one of the first full lists in
+    /// [`Listing::FIREWALL`] is missing: half a list of policies leaves open what is forbidden.
     pub fn cluster(&self) -> Option<ClusterFacts<'_>> {
         self.owed(Listing::FIREWALL).next().is_none().then_some(ClusterFacts { model: self })
     }
 
-    /// The same, as if there were no ClusterNetworkPolicy, if the API refuses those alone.
+    /// [`Self::cluster`] as if there were no ClusterNetworkPolicies; `None` unless their list is
+    /// the only missing one, and the API refuses it.
     pub fn cluster_without_tiers(&self) -> Option<ClusterFacts<'_>> {
         let tiers = Listing::ClusterNetworkPolicies;
         let is_refused = self.refused().any(|listing| listing == tiers);
@@ -246,8 +247,8 @@ impl Model {
         (is_refused && !owes_others).then_some(ClusterFacts { model: self })
     }
 
-    /// The same, whichever pods are known. ClusterNetworkPolicies that the API refuses count as
-    /// none.
+    /// [`Self::cluster`] without waiting for the lists of pods and of this node's addresses. If the
+    /// API refuses ClusterNetworkPolicies, they count as none.
     pub fn cluster_but_pods(&self) -> Option<ClusterFacts<'_>> {
         let may_lack = |listing: &Listing| match listing {
             Listing::Pods | Listing::Addresses => true,
@@ -264,7 +265,8 @@ impl Model {
         is_complete.then_some(ClusterFacts { model: self })
     }
 
-    /// A slice may move from one service to another: its label is an ordinary label.
+    /// A slice may move from one service to another: the label that names the service can be
+    /// changed.
     fn apply_slice(&mut self, name: SliceName, slice: Option<Slice>, change: &mut ModelChange) {
         let owner = self.slice_owner.get(&name);
         let before = owner
@@ -389,7 +391,7 @@ impl Model {
         self.services.len()
     }
 
-    /// Those of these first lists that are still missing.
+    /// The first lists among `of` that are still missing.
     pub fn owed<const N: usize>(&self, of: [Listing; N]) -> impl Iterator<Item = Listing> + '_ {
         of.into_iter().filter(|listing| !self.listed.contains(listing))
     }

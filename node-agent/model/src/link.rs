@@ -41,7 +41,7 @@ impl fmt::Display for Mac {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NotEthernet;
 
-/// The outer packets of a tunnel, which this node decapsulates.
+/// How the outer packets of a tunnel are recognised that this node decapsulates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tunnel {
     /// At this UDP port: VXLAN, Geneve, Foo-over-UDP and others.
@@ -53,7 +53,7 @@ pub enum Tunnel {
 /// This node's links, as far as the pod firewall needs them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NodeLinks {
-    /// The Ethernet addresses of its bridges: those of the node towards its bridged pods.
+    /// The MAC addresses of the node's bridges: bridged pods see the node with these.
     pub bridges: BTreeSet<Mac>,
     /// Veths that are bridge ports and whose other end is an interface of the node itself: the
     /// `bridge` plugin makes such a pair to join the node to a VLAN.

@@ -36,7 +36,7 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherNode {
     /// `metadata.creationTimestamp` as the API writes it (RFC 3339 in UTC, so it sorts); empty in
-    /// hand written manifests. The older of two nodes that claim one range has it.
+    /// hand written manifests. If two nodes claim one range, the older one has it.
     pub created: Arc<str>,
     /// `status.addresses` of type InternalIP, in the order of the API.
     pub internal: Vec<IpAddr>,
@@ -44,7 +44,6 @@ pub struct OtherNode {
     pub external: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNetwork>,
-    /// Its labels.
     pub labels: Labels,
 }
 

@@ -28,18 +28,18 @@ pub enum NoticeReason {
     InvalidNetworkPolicy,
     /// A part of a ClusterNetworkPolicy is not understood.
     InvalidClusterNetworkPolicy,
-    /// ClusterNetworkPolicies of one tier have one priority, and are about one pod.
+    /// Several ClusterNetworkPolicies of one tier have the same priority and select the same pod.
     SamePriority,
     /// Another node's podCIDR gets no route.
     RouteRejected,
-    /// A Service asks for an address that the operator permits to none.
+    /// A Service asks for an address that the operator permits to no Service.
     AddressNotPermitted,
     /// A host port is not served as a pod asks for it.
     HostPortConflict,
-    /// An address that somebody asks for is not announced.
+    /// An address that a Service or a pod should have announced is not announced.
     NotAnnounced,
-    /// An address is announced for another Service, and nodes without an endpoint of this one drop
-    /// its connections.
+    /// An address of this Service is announced for another Service. Nodes without an endpoint of
+    /// this Service drop its connections.
     SharedAddress,
 }
 

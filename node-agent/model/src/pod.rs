@@ -23,7 +23,8 @@ pub struct LocalPod {
     pub interface: Arc<str>,
     /// If [`Self::interface`] is a bridge: the bridge port through which the pod's packets arrive,
     /// the node's end of its veth. `None` for a routed pod. Also `None` for a pod in a VLAN of a
-    /// bridge: between that port and the VLAN's interface there may be another bridge's port.
+    /// bridge: between the pod's port and the VLAN's interface there may be a port of another
+    /// bridge.
     pub port: Option<Arc<str>>,
     /// The bridge port of a pod in a VLAN of a bridge.
     pub vlan_port: Option<Arc<str>>,
@@ -32,7 +33,7 @@ pub struct LocalPod {
     pub ips: Vec<IpAddr>,
     /// The MAC address of the interface inside the pod, if it was recorded.
     pub mac: Option<Mac>,
-    /// The node's ports that lead to it.
+    /// The node's ports that lead to the pod.
     pub host_ports: Vec<HostPort>,
     /// When it was recorded, RFC 3339 in UTC, so it sorts.
     pub added_at: Arc<str>,
@@ -43,8 +44,8 @@ pub struct LocalPod {
 }
 
 impl LocalPod {
-    /// Whether others are behind [`Self::interface`] too: it is a bridge, or a VLAN's device on
-    /// one.
+    /// Whether other pods may be behind [`Self::interface`] too: it is a bridge, or a VLAN device
+    /// of a bridge.
     pub fn shares_interface(&self) -> bool {
         self.bridge.is_some()
     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 /// Which pods of the cluster the sources show.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PodCoverage {
-    /// All.
     #[default]
     All,
     /// This node's, and those of some namespaces.
@@ -16,10 +15,10 @@ pub enum PodCoverage {
 /// The namespaces whose pods are requested.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CoveredNamespaces {
-    /// Their pods are all known.
+    /// Namespaces all of whose pods are known.
     pub complete: BTreeSet<Arc<str>>,
-    /// Their pods were asked for in vain, and no list of them is known. What is permitted to such
-    /// pods is dropped.
+    /// Namespaces whose pods could not be listed, and of which no earlier list is known.
+    /// Connections that policies permit to or from these pods are dropped.
     pub failed: BTreeSet<Arc<str>>,
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 /// A set that does not change, as its elements in order. Cheap to clone.
 ///
-/// A cluster has tens of thousands of sets with one element, for each of which a tree would take
-/// the memory of eleven; and each of 150,000 pods refers to two, in one word each.
+/// A cluster has tens of thousands of sets with one element; a tree would allocate room for eleven.
+/// Each of 150,000 pods refers to two sets, with one word each.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SortedSet<T>(Arc<Box<[T]>>);
 
@@ -48,7 +48,7 @@ impl<T> SortedSet<T> {
         self.0.binary_search_by(|other| other.borrow().cmp(element)).is_ok()
     }
 
-    /// Whether there are other copies of it.
+    /// Whether other clones of this set exist.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

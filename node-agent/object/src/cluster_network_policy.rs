@@ -1,9 +1,9 @@
-//! ClusterNetworkPolicy (`policy.networking.k8s.io`, v1alpha2 and what has the same fields).
+//! ClusterNetworkPolicy (`policy.networking.k8s.io`, v1alpha2 and versions with the same fields).
 //!
-//! What is not understood fails closed, as the API has it: a rule that accepts matches nothing,
-//! and one that denies or passes denies everything. Unknown fields count as not understood, since
-//! ignoring one widens what the rest says. Of a policy whose tier, priority or subject is not
-//! understood nobody knows whom it denies what: it is skipped, and named.
+//! What is not understood fails closed, as the API demands: a rule that accepts matches nothing,
+//! and a rule that denies or passes denies everything. Unknown fields count as not understood,
+//! since ignoring one widens what the rest says. If the tier, priority or subject is not
+//! understood, nobody knows whom the policy denies what: the policy is skipped, and named.
 
 mod peer;
 mod port;
@@ -53,7 +53,7 @@ const NO_PORTS: &str =
 const NAME_WITHOUT_POD: &str = "neither networks nor nodes have named ports: the rule matches \
                                 nothing if it accepts, and denies everything otherwise";
 
-/// The policy's name, and the policy in the model's terms; without it if the policy is skipped.
+/// The policy's name, and the policy in the model's terms; `None` in its place if it is skipped.
 pub fn cluster_network_policy(
     raw: &ClusterNetworkPolicy,
     warnings: &mut Vec<Warning>,
@@ -205,7 +205,7 @@ fn rule(
     }
 }
 
-/// The peers and the ports of a rule, if all of it is understood. What is wrong is named at once.
+/// The peers and the ports of a rule, if all of it is understood; warns of every part that is not.
 fn understood(
     path: &str,
     peers: &str,

@@ -15,11 +15,12 @@ use crate::TextMap;
 #[derive(Debug)]
 pub struct Decoder {
     pub(super) node_name: Arc<str>,
-    /// The Nodes of others are decoded too.
+    /// Whether the Nodes of other nodes are decoded too.
     pub(super) other_nodes: bool,
-    /// When pods end is decoded.
+    /// Whether the time at which deleted pods end is decoded.
     pub(super) ends: bool,
-    /// What digests of objects are made with: nobody can choose two objects that have the same.
+    /// The random key of the objects' digests: nobody can choose two objects that have the same
+    /// digest.
     pub(super) digests: RandomState,
     texts: Interner<Arc<str>>,
     labels: Interner<Labels>,
@@ -43,17 +44,16 @@ impl Decoder {
         }
     }
 
-    /// Whether to decode the Nodes of others too.
+    /// Whether to decode the Nodes of other nodes too.
     pub fn with_other_nodes(self, other_nodes: bool) -> Self {
         Self { other_nodes, ..self }
     }
 
-    /// Whether to decode when pods that are deleted end. Then their deletion is a change too.
+    /// Whether to decode the time at which deleted pods end. If so, their deletion is a change too.
     pub fn with_ends(self, ends: bool) -> Self {
         Self { ends, ..self }
     }
 
-    /// The node's name.
     pub fn node_name(&self) -> &str {
         &self.node_name
     }
@@ -96,7 +96,7 @@ impl Decoder {
     }
 }
 
-/// A value that has copies.
+/// A value whose clones share one copy in memory.
 trait Shared: Clone + Hash {
     fn has_copies(&self) -> bool;
 }
@@ -124,7 +124,7 @@ impl Shared for Labels {
 struct Interner<T> {
     hasher: RandomState,
     known: HashTable<T>,
-    /// With so many values, those that nobody else has are dropped.
+    /// At this many values, those that nobody outside the interner has are dropped.
     limit: usize,
 }
 
@@ -138,7 +138,7 @@ impl<T> Default for Interner<T> {
 }
 
 impl<T: Clone + Ord + Hash> Interner<SortedSet<T>> {
-    /// The copy of the set of these elements.
+    /// The shared copy of the set of these elements.
     fn share_set(&mut self, mut elements: Vec<T>) -> SortedSet<T> {
         elements.sort();
         elements.dedup();
@@ -151,7 +151,8 @@ impl<T: Clone + Ord + Hash> Interner<SortedSet<T>> {
 }
 
 impl<T: Shared> Interner<T> {
-    /// The copy of what is `written`, which has the same hash; a new one if none `is_same`.
+    /// The shared copy of the value that is `written`; a new copy if no known value `is_same`. A
+    /// value and its written form have the same hash.
     fn share<W: ?Sized + Hash>(
         &mut self,
         written: &W,

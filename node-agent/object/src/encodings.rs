@@ -1,4 +1,4 @@
-//! What an object is does not depend on how it is written.
+//! Tests that JSON and protobuf decode to the same object.
 
 mod upstream;
 
@@ -31,7 +31,7 @@ fn same(name: &str, kind: ObjectKind, object: &Value) {
     );
 }
 
-/// With what every real object has, and nobody uses.
+/// Metadata with fields that every real object has and nobody uses.
 fn metadata(name: &str) -> Value {
     json!({
         "name": name, "namespace": "shop", "uid": "u-1", "resourceVersion": "7", "generation": 2,
@@ -180,7 +180,7 @@ fn policy(spec: Value) -> Value {
     json!({ "metadata": metadata("p"), "spec": spec })
 }
 
-/// A rule of every shape.
+/// A spec with rules, peers and ports of every kind.
 fn whole_policy() -> Value {
     let selector = json!({
         "matchLabels": { "app": "web" },
@@ -237,7 +237,7 @@ fn policies() {
     }
 }
 
-/// An unknown field at each level, in protobuf a number that nobody knows.
+/// An unknown field at each level; in protobuf, a field number that nobody knows.
 #[test]
 fn an_unknown_field_permits_nothing_wherever_it_is() {
     let places = [
@@ -273,7 +273,7 @@ fn an_unknown_field_permits_nothing_wherever_it_is() {
         assert_eq!(of_protobuf, of_json, "{place}");
         assert!(warnings.iter().any(|warning| warning.contains("99")), "{place}: {warnings:?}");
     }
-    // Elsewhere it is skipped.
+    // Outside of `spec`, an unknown field is skipped.
     let mut newer = policy(whole_policy());
     newer["metadata"]["newField"] = 7.into();
     newer["status"] = json!({ "conditions": [] });
@@ -304,7 +304,7 @@ fn a_broken_object_is_named_and_the_field_too() {
     assert_eq!(found.key(&decoder).unwrap().to_string(), "Service shop/web");
 }
 
-/// What every writer changes is no change; whatever else there is counts.
+/// Fields that every write changes do not count as a change; everything else does.
 #[test]
 fn a_digest_leaves_out_what_every_writer_changes() {
     let decoder = Decoder::new("node-1".into());

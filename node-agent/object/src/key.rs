@@ -19,12 +19,11 @@ pub enum ObjectKey {
     Namespace(Arc<str>),
     Pod(PodName),
     NetworkPolicy(PolicyName),
-    /// A ClusterNetworkPolicy.
     ClusterNetworkPolicy(Arc<str>),
 }
 
 impl ObjectKey {
-    /// From an object's kind, namespace and name, for the node `here`.
+    /// The key of an object with this kind, namespace and name, on the node `here`.
     pub fn new(kind: ObjectKind, namespace: &str, name: &str, here: &str) -> Self {
         match kind {
             ObjectKind::Service => Self::Service(ServiceName::new(namespace, name)),

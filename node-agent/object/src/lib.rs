@@ -60,11 +60,11 @@ const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 pub struct Metadata<'a> {
     #[serde(default, borrow)]
     pub name: BorrowedText<'a>,
-    /// Its namespace. The API takes `default` if it is missing.
+    /// The API takes `default` if it is missing.
     pub namespace: Option<BorrowedText<'a>>,
     pub labels: Option<TextMap<'a>>,
     pub annotations: Option<Annotations<'a>>,
-    /// When it was created, in UTC.
+    /// In UTC.
     pub creation_timestamp: Option<Time<'a>>,
     /// When its deletion began, if it did.
     pub deletion_timestamp: Option<Time<'a>>,
@@ -133,7 +133,7 @@ impl Metadata<'_> {
         annotations.last_change_trigger_time.as_deref()?.parse().ok()
     }
 
-    /// When it was created, RFC 3339 in UTC; empty if that is missing.
+    /// When the object was created, RFC 3339 in UTC; empty if that is not known.
     fn created(&self) -> std::sync::Arc<str> {
         self.creation_timestamp.as_ref().map(Time::to_text).unwrap_or_default().into()
     }
@@ -166,7 +166,7 @@ pub enum ObjectKind {
     NetworkPolicy,
     /// `policy.networking.k8s.io` ClusterNetworkPolicy.
     ClusterNetworkPolicy,
-    /// `v1` Node, those of others: while ClusterNetworkPolicies are served.
+    /// `v1` Node, of other nodes: followed once there is a ClusterNetworkPolicy.
     OtherNode,
 }
 
@@ -218,7 +218,7 @@ impl ObjectKind {
         }
     }
 
-    /// Several of them, for a person.
+    /// The plural of the kind, for messages.
     pub fn plural(self) -> &'static str {
         match self {
             Self::Service => "Services",
@@ -233,7 +233,7 @@ impl ObjectKind {
         }
     }
 
-    /// Whether its objects are in namespaces.
+    /// Whether objects of this kind are in namespaces.
     fn is_namespaced(self) -> bool {
         match self {
             Self::Service | Self::EndpointSlice | Self::Pod | Self::NetworkPolicy => true,
@@ -265,7 +265,7 @@ impl fmt::Display for ObjectKind {
 /// Why nothing of an object can be used.
 #[derive(Debug, Error)]
 pub enum ObjectError {
-    /// It has no name, so a report could not say which one it is.
+    /// The object has no name, so a report could not say which object it is.
     #[error("{kind} without metadata.name")]
     Unnamed { kind: ObjectKind },
     /// A field has a type that the API does not allow.
@@ -278,7 +278,7 @@ pub enum ObjectError {
         #[source]
         source: serde_json::Error,
     },
-    /// Its protobuf cannot be read.
+    /// The object's protobuf cannot be read.
     #[error("{kind} {name} cannot be read")]
     Unreadable {
         kind: ObjectKind,
@@ -292,7 +292,7 @@ pub enum ObjectError {
 /// A part of an object that is skipped, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// ObjectKind, namespace and name.
+    /// Kind, namespace and name.
     pub object: String,
     pub field: String,
     pub value: String,

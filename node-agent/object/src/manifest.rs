@@ -1,7 +1,7 @@
 //! Manifests: converts a file's text to the objects in it, one at a time. Pure.
 //!
 //! A YAML object becomes the JSON tree that kubectl would send. A list is decoded item by item, so
-//! that of a list of 50,000 objects one is in memory at a time.
+//! that only one of a list's 50,000 objects is in memory at a time.
 
 mod text;
 mod yaml;
@@ -38,10 +38,10 @@ pub struct ObjectPosition {
 pub enum DecodeError {
     #[error("not YAML: {0}")]
     Yaml(String),
-    /// It is not JSON. The rest of the file cannot be separated from it.
+    /// The document is not JSON. The rest of the file cannot be separated from it.
     #[error("not JSON, and nothing after it is used: {0}")]
     Json(serde_json::Error),
-    /// It is not an object of the Kubernetes API.
+    /// The document is not an object of the Kubernetes API.
     #[error("not an object of the Kubernetes API: {0}")]
     NotAnObject(&'static str),
 }

@@ -3,8 +3,8 @@
 //! The API server rejects the mistakes that are named here. But a manifest passes through no
 //! server, an older server knew fewer rules, and a newer one may have fields that this version does
 //! not know. What is not understood permits nothing. Each part is decoded by itself, so that a
-//! wrong one affects no more than it must. Unknown fields count as wrong, since ignoring one widens
-//! what the rest says.
+//! wrong part affects no more than it must. Unknown fields count as wrong, since ignoring one
+//! widens what the rest says.
 
 mod peer;
 mod port;
@@ -81,8 +81,8 @@ pub fn network_policy(
     Ok(denizen_model::NetworkPolicy { is_understood: warnings.len() == before, ..policy })
 }
 
-/// Takes the decoder's copies of what policies have in common, and no more memory than the rest
-/// needs: a cluster has 10,000 policies, of which a node uses a few.
+/// Replaces what policies have in common by the decoder's shared copies, and frees the spare
+/// capacity of vectors: a cluster has 10,000 policies, of which a node uses a few.
 fn share(policy: &mut denizen_model::NetworkPolicy, decoder: &mut Decoder) {
     decoder.share_selector(&mut policy.pods);
     for rule in policy.ingress.iter_mut().chain(&mut policy.egress).flatten() {
@@ -159,9 +159,9 @@ fn own_selector(spec: &Value, notes: &mut Notes<'_>) -> (Selector, bool) {
 enum PolicyEffect {
     /// The direction stays open.
     Open,
-    /// It isolates, and permits nothing.
+    /// The policy isolates its pods, and permits nothing.
     Isolated,
-    /// It isolates, and its rules permit.
+    /// The policy isolates its pods, and its rules permit connections.
     Ruled,
 }
 
@@ -175,14 +175,15 @@ struct PolicyEffects {
 impl PolicyEffects {
     const BOTH: Self = Self { ingress: PolicyEffect::Isolated, egress: PolicyEffect::Isolated };
 
-    /// `egress` is that section, on which the default depends.
+    /// `egress`: the section of this name, on which the default depends.
     fn new(types: Option<&Value>, egress: Option<&Value>, notes: &mut Notes<'_>) -> Self {
         let Some(types) = list(types) else {
             notes.warn("spec.policyTypes", shown(types.unwrap_or(&Value::Null)), NOT_A_TYPE);
             return Self::BOTH;
         };
         if types.is_empty() {
-            // The API server's default. A section that is no list counts: it was meant.
+            // The API server's default. An `egress` that is not a list counts too: it was meant to
+            // be one.
             let has_egress = list(egress).is_none_or(|rules| !rules.is_empty());
             let egress = if has_egress { PolicyEffect::Ruled } else { PolicyEffect::Open };
             return Self { ingress: PolicyEffect::Ruled, egress };
@@ -204,7 +205,7 @@ impl PolicyEffects {
     }
 }
 
-/// The rules of one section, whose peers are in the field `peers`.
+/// The rules of one section. `peers`: the field of a rule that has its peers.
 fn rules(
     section: &str,
     peers: &str,
@@ -254,8 +255,8 @@ fn rule(
     })
 }
 
-/// The values of the fields `known` of an object; `null` is as good as missing. `None` if it is no
-/// object or has other fields, of which `problem` says the consequence.
+/// The values of the fields `known` of an object; `null` is as good as missing. `None` if `value`
+/// is no object or has other fields: `problem` is the consequence, for the warning.
 pub(super) fn fields<'v, const N: usize>(
     notes: &mut Notes<'_>,
     path: &str,

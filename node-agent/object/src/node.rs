@@ -40,13 +40,11 @@ pub struct NodeSpec<'a> {
     /// The ranges from which this node's pods get their addresses.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<BorrowedText<'a>>>,
-    /// The node's taints.
     pub taints: Option<Vec<Taint<'a>>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Taint<'a> {
-    /// Its name.
     #[serde(default, borrow)]
     pub key: BorrowedText<'a>,
 }
@@ -56,13 +54,11 @@ pub struct NodeStatus<'a> {
     /// The node's addresses and names.
     #[serde(borrow)]
     pub addresses: Option<Vec<StatusAddress<'a>>>,
-    /// What holds of the node.
     pub conditions: Option<Vec<Condition<'a>>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Condition<'a> {
-    /// Its name.
     #[serde(rename = "type", default, borrow)]
     pub kind: BorrowedText<'a>,
     /// `True`, `False` or `Unknown`.

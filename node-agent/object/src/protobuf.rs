@@ -1,11 +1,11 @@
 //! Reads protobuf messages as the Kubernetes API writes them. Pure.
 //!
-//! A message is walked field by field, and nothing of it is copied: who reads it takes the fields
-//! that it has a use for, and the rest is skipped by its length. Most of a pod is skipped.
+//! A message is walked field by field, and nothing of it is copied: a reader takes the fields that
+//! it has a use for, and the rest is skipped by its length. Most of a pod is skipped.
 //!
-//! The API's messages are proto2 by gogo-proto. What is no pointer in Go is always written, so an
-//! empty text means a missing one. Only numbers and lengths of bytes occur; the two fixed sizes are
-//! skipped, and groups, which nobody writes any more, are refused.
+//! The API's messages are proto2 by gogo-proto. A field that is no pointer in Go is always written,
+//! so an empty text means a missing one. Only varints and fields with a length occur; the two fixed
+//! sizes are skipped, and groups, which nobody writes any more, are refused.
 
 use std::fmt;
 
@@ -148,7 +148,7 @@ impl<'a> Field<'a> {
         &self,
         list: &mut Option<Vec<M>>,
     ) -> Result<(), ProtobufError> {
-        // Where it stays: some are large.
+        // Decoded where it stays in memory: some messages are large.
         let list = list.get_or_insert_default();
         let place = list.len();
         list.push(M::default());
@@ -189,7 +189,7 @@ impl<'a> FromProtobuf<'a> for MapEntry<'a> {
     }
 }
 
-/// The fields of a message, one after the other. It ends with the first error.
+/// The fields of a message, one after the other. The iterator ends with the first error.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -226,7 +226,7 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// What stands before a field's value.
+/// The bytes before a field's value: its number and its length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     pub number: u32,
@@ -300,7 +300,7 @@ impl Head {
 #[inline]
 fn number(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformation> {
     match bytes.first() {
-        // Most keys and lengths.
+        // One byte, as most keys and lengths have.
         Some(byte) if byte & 0x80 == 0 => Ok(Some((u64::from(*byte), 1))),
         Some(_) => long_number(bytes),
         None => Ok(None),
@@ -322,7 +322,7 @@ fn long_number(bytes: &[u8]) -> Result<Option<(u64, usize)>, Malformation> {
     if bytes.len() < 10 { Ok(None) } else { Err(Malformation::LongNumber) }
 }
 
-/// What every object that is not part of another begins with.
+/// Every object that is not part of another object begins with this.
 const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// An object with the name of its type (`runtime.Unknown`).
@@ -333,7 +333,7 @@ pub struct Envelope<'a> {
 }
 
 impl<'a> Envelope<'a> {
-    /// Opens one; `None` if it is not protobuf.
+    /// Opens an envelope; `None` if `bytes` are not protobuf.
     pub fn open(bytes: &'a [u8]) -> Result<Option<Self>, ProtobufError> {
         bytes.strip_prefix(MAGIC).map(Self::decode).transpose()
     }

@@ -33,7 +33,8 @@ enum RawText<'a> {
 #[derive(Debug)]
 pub struct DecodedObject {
     pub key: ObjectKey,
-    /// A hash of the object as it is written, and for a pod, whose status often changes, of `event`.
+    /// A hash of the object as it is written; of a pod, whose status often changes, only of what is
+    /// decoded.
     pub digest: u64,
     /// The object in the model's terms.
     pub event: Event,
@@ -74,7 +75,7 @@ impl<'a> FromProtobuf<'a> for NamedMetadata {
 }
 
 impl ObjectWithName {
-    /// Of a message, even if it cannot be read to its end: the name comes first.
+    /// The name in a message, even if the message cannot be read to its end: the name comes first.
     fn of_message(message: &[u8]) -> Option<Self> {
         let mut named = Self::default();
         // What was read before the error counts.
@@ -110,7 +111,7 @@ impl<'a> RawObject<'a> {
         }
     }
 
-    /// Decodes it; `None` for another node's Node, unless those are wanted.
+    /// Decodes the object; `None` for another node's Node, unless the decoder wants those.
     ///
     /// # Errors
     /// [`ObjectError`] if nothing of it can be used.
@@ -183,7 +184,7 @@ impl<'a> RawObject<'a> {
         })
     }
 
-    /// A Node of either kind: this node's, or another's where that is wanted.
+    /// A Node of either kind: this node's, or another node's if the decoder wants those.
     fn decode_node(
         &self,
         decoder: &Decoder,
@@ -221,11 +222,11 @@ impl<'a> RawObject<'a> {
         }
     }
 
-    /// The fields of another type, as they are written: what has no protobuf, such as objects of
-    /// CustomResourceDefinitions.
+    /// The object as another type, from JSON or a tree: for what has no protobuf, such as objects
+    /// of CustomResourceDefinitions.
     ///
     /// # Errors
-    /// [`ObjectError`] if they do not have that type.
+    /// [`ObjectError`] if the object does not have that type.
     pub fn written<'de, T: Deserialize<'de>>(&'de self) -> Result<T, ObjectError> {
         // Tracking the path costs time, so it is done only after an error.
         let typed = match &self.raw {
@@ -272,11 +273,11 @@ impl<'a> RawObject<'a> {
     }
 }
 
-/// Fields of the metadata that change though nothing that is used does.
+/// The metadata's fields that change although no field that is used does.
 const RESOURCE_VERSION: u32 = 6;
 const MANAGED_FIELDS: u32 = 17;
 
-/// A hash of a message, without what every writer changes.
+/// A hash of a message, without the fields that every write changes.
 fn digest_of_message(message: &[u8], decoder: &Decoder) -> u64 {
     let mut hasher = decoder.digests.build_hasher();
     for field in Fields::of(message) {

@@ -45,7 +45,6 @@ pub struct ServiceSpec<'a> {
     pub internal_traffic_policy: Option<BorrowedText<'a>>,
     /// `None` or `ClientIP`.
     pub session_affinity: Option<BorrowedText<'a>>,
-    /// Parameters of the session affinity.
     pub session_affinity_config: Option<SessionAffinityConfig>,
     /// The node port at which a load balancer asks whether this node has endpoints.
     pub health_check_node_port: Option<i64>,
@@ -85,14 +84,13 @@ pub struct ClientIpConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus<'a> {
-    /// What the load balancer reports.
     #[serde(borrow)]
     pub load_balancer: Option<LoadBalancerStatus<'a>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct LoadBalancerStatus<'a> {
-    /// Its addresses.
+    /// The load balancer's addresses.
     #[serde(borrow)]
     pub ingress: Option<Vec<Ingress<'a>>>,
 }
@@ -101,7 +99,6 @@ pub struct LoadBalancerStatus<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ingress<'a> {
-    /// Its address, if it has one.
     #[serde(borrow)]
     pub ip: Option<BorrowedText<'a>>,
     /// `VIP` (the default): packets arrive with that destination. `Proxy`: they do not.

@@ -41,7 +41,6 @@ pub struct EndpointEntry<'a> {
     /// The first is the address; the API says that the others must not be used.
     #[serde(borrow)]
     pub addresses: Option<Vec<BorrowedText<'a>>>,
-    /// Its state.
     pub conditions: Option<Conditions>,
     /// The node that it runs on.
     pub node_name: Option<BorrowedText<'a>>,

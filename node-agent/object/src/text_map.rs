@@ -22,7 +22,7 @@ impl<'a> TextMap<'a> {
         self.0.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// The API server writes the entries in their order, so this is at the end.
+    /// The API server writes entries sorted by key, so a new entry usually belongs at the end.
     fn insert(&mut self, key: BorrowedText<'a>, value: BorrowedText<'a>) {
         if self.0.last().is_none_or(|(last, _)| *last < key) {
             return self.0.push((key, value));

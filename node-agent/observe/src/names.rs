@@ -93,7 +93,7 @@ impl Names {
         self.pods.values().any(|pod| pod == name)
     }
 
-    /// The families and protocols of the frontends whose service port is meant.
+    /// The families and protocols of the frontends for whose service port `is_meant` is true.
     pub fn parts_of(&self, is_meant: impl Fn(&str) -> bool) -> BTreeSet<(Family, Protocol)> {
         let mut parts = BTreeSet::new();
         for protocol in Protocol::ALL {

@@ -79,7 +79,7 @@ pub struct Status {
     /// What is announced; missing unless `--routing-mode` says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub announcements: Option<AnnouncementsStatus>,
-    /// The sessions of BIRD; missing unless `--routing-mode` is `bird`.
+    /// BIRD's BGP sessions; missing unless `--routing-mode` is `bird`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bgp: Option<BgpStatus>,
     /// What IPVS carries; missing with the other backends.
@@ -147,7 +147,7 @@ pub struct NetworkPolicyStatus {
 pub struct WatchedPodsStatus {
     /// What is wanted: `all` or `namespaces`; empty until that is known.
     pub scope: String,
-    /// Since when. RFC 3339 in UTC.
+    /// Since when this scope has been followed. RFC 3339 in UTC.
     pub since: String,
     pub why: String,
     /// Whether every pod of the cluster is known.
@@ -213,7 +213,7 @@ impl fmt::Display for NetworkPolicyStatus {
 pub struct LastSync {
     /// When, RFC 3339 in UTC.
     pub at: String,
-    /// Duration from the last event to the kernel's acknowledgement.
+    /// Duration from the first change that was not programmed yet to the kernel's acknowledgement.
     pub milliseconds: f64,
 }
 

@@ -151,7 +151,8 @@ pub struct Announcement {
     /// For a single pod: when it was recorded, in seconds since 1970. If two nodes announce it,
     /// routers prefer the newer record.
     pub recorded: Option<NonZeroU32>,
-    /// When its object was created, RFC 3339 in UTC. Above the limit, the oldest stay.
+    /// When its Service was created or its pod recorded, RFC 3339 in UTC. Above the limit, the
+    /// oldest stay.
     since: Arc<str>,
 }
 

@@ -39,7 +39,7 @@ pub enum NotOnLink {
     Nowhere,
 }
 
-/// The neighbour through whom packets go.
+/// The neighbour through which packets go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
     pub address: IpAddr,
@@ -154,7 +154,7 @@ pub fn direct(nodes: &Nodes, networks: &NodeNetworks) -> DirectRoutes {
     plan
 }
 
-/// Why this range cannot be that of this node's pods.
+/// Why a range cannot be the podCIDR of the node that claims it, `of`.
 fn unusable(
     range: IpNetwork,
     of: RangeClaimant<'_>,

@@ -66,7 +66,7 @@ pub struct Explanation {
     pub endpoints: Vec<String>,
     /// Whether its source becomes the node's address.
     pub masquerade: bool,
-    /// The endpoints that see the node's address as the source, if not all or none do.
+    /// The endpoints that see the node's address as the source, if some but not all do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub masqueraded: Vec<String>,
     /// The virtual server that chooses the endpoint, if IPVS does.
@@ -96,8 +96,9 @@ fn names(owed: &[Listing]) -> String {
 }
 
 /// Explains what happens to the first packet of a connection, or to a ping. `rejected` returns the
-/// rules of a frontend that the kernel rejected, each with the reason; `listed` the kernel's real
-/// servers of a virtual server that is as planned, in the kernel's order.
+/// rules of a frontend that the kernel rejected, each with the reason; `listed` returns the
+/// kernel's real servers of a virtual server in the kernel's order, if the virtual server is as
+/// planned.
 ///
 /// # Errors
 /// [`NotYet`] while services are not known.
@@ -168,7 +169,7 @@ impl ExplainSteps {
 /// A packet on its way through this node.
 struct PacketPath<'a> {
     context: ExplainContext<'a>,
-    /// The other proxy's Service that has the destination.
+    /// The Service of another proxy that has the destination as its cluster IP.
     foreign: Option<(&'a ServiceName, &'a ForeignService)>,
     steps: ExplainSteps,
     masqueraded: Vec<String>,

@@ -1,35 +1,36 @@
 //! The pod firewall: which pod may talk to which, by NetworkPolicies (`networking.k8s.io/v1`) and
 //! ClusterNetworkPolicies (`policy.networking.k8s.io`).
 //!
-//! Per pod of this node and direction: open, isolated with what is permitted all the same, or
-//! pending. What is permitted is decided for *identities* ([`IdentityId`]): numbers by which this
-//! module groups addresses, so that one lookup finds a peer's number and one more whether it may.
+//! Each direction of a pod of this node is open, isolated (with permissions), or pending.
+//! Permissions are decided for *identities* ([`IdentityId`]): numbers by which this module groups
+//! addresses. One lookup finds a peer's identity, and a second one whether the peer is permitted.
+//! Pods with the same decisions about a direction form a *class* (`ClassKey`).
 //!
 //! | file | decides |
 //! | --- | --- |
 //! | `settings` | what the operator configures |
 //! | `rules` | which policies are in force here |
-//! | `peer` | the peers that these name, each once |
+//! | `peer` | the peers that policies in force name, each once |
 //! | `group` | which peers cover which pods, by labels |
 //! | `blocks` | which peers cover which addresses |
-//! | `address` | who has which address, and its identity |
+//! | `address` | which pod has which address, and the address's identity |
 //! | `direction_rules` | which pods are isolated |
-//! | `subjects` | this node's pods, about which there is a decision |
-//! | `address_key` | what addresses stand for that no pod has |
+//! | `subjects` | this node's pods, and the decision about each |
+//! | `address_key` | the identity keys of addresses that no known pod has |
 //! | `tiered_policy` | the peers and ports of ClusterNetworkPolicies in force |
 //! | `tier` | what ClusterNetworkPolicies say, tier by tier |
-//! | `tie` | which of them have one priority |
-//! | `permitted_ports` | what passes between a pod and a peer, whoever says so |
+//! | `tie` | which ClusterNetworkPolicies of a pod have the same priority |
+//! | `permitted_ports` | what passes between a pod and a peer, by policies of every kind |
 //! | `ports_by_peer` | what passes between a pod and all its peers |
 //! | `permission` | what an isolated pod may do |
-//! | `evaluation` | what a class's policies say of one packet, and which rule decides |
-//! | `decider` | what passes between classes and identities, and who decides it |
+//! | `evaluation` | what a class's policies decide about one packet, and by which rule |
+//! | `decider` | which policy decides between a class and an identity, port by port |
 //! | `class` | what the pods of each class may do |
-//! | `flow` | what becomes of one connection, and why |
-//! | `pod_needs` | pods of which namespaces must be known for all this |
-//! | `narrowed` | whose connections may be forbidden now |
-//! | `update` | what of this a change of facts touches |
-//! | `changes` | what differs from the plan before |
+//! | `flow` | whether one connection is permitted, and why |
+//! | `pod_needs` | pods of which namespaces must be known for these decisions |
+//! | `narrowed` | addresses whose established connections may be forbidden now |
+//! | `update` | which of these decisions a change of facts touches |
+//! | `changes` | what differs from the previous plan |
 
 mod address;
 mod address_key;
@@ -152,7 +153,7 @@ pub struct FirewallPlan {
 type Blocks = BTreeMap<IpAddr, (AddressRange, IdentityId)>;
 
 impl FirewallPlan {
-    /// Nothing is known yet. In `pod_ranges`, pods alone have addresses.
+    /// A plan before any fact is known. `pod_ranges`: ranges in which only pods have addresses.
     pub fn new(settings: FirewallSettings, pod_ranges: &[IpNetwork]) -> Self {
         let (peers, needs) = (PeerTable::new(pod_ranges), NeedsTracker::new(pod_ranges));
         Self { settings, peers, needs, ..Self::default() }
@@ -172,8 +173,8 @@ impl FirewallPlan {
         FirewallUpdate::new(self).run(model, recorded, change)
     }
 
-    /// Whether all policies, pods and namespaces are known. Until then only [`Self::pods`] that
-    /// were added since the start are decided about: they are pending.
+    /// Whether all policies, pods and namespaces are known. Until then, only pods that were added
+    /// since the agent started have a decision: they are pending.
     pub fn is_known(&self) -> bool {
         self.known
     }
@@ -207,8 +208,8 @@ impl FirewallPlan {
         (isolation, class.map(|class| &*class.policies).unwrap_or_default())
     }
 
-    /// The addresses of pods and nodes that have an identity of their own. Others have that of the
-    /// [block](Self::blocks) that they are in.
+    /// The addresses of pods and nodes that have an identity of their own. Any other address has
+    /// the identity of the [block](Self::blocks) that contains it, if there is one.
     pub fn identities(&self) -> impl Iterator<Item = (IpAddr, IdentityId)> {
         self.addresses.iter().chain(self.node_identities.iter().map(|(ip, id)| (*ip, *id)))
     }
@@ -219,14 +220,14 @@ impl FirewallPlan {
     }
 
     /// The addresses that a recorded pod may send from: those of its record, the link-local one of
-    /// its MAC address, and those of its annotation that are nobody else's.
+    /// its MAC address, and those of its annotation that no other pod and no node has.
     pub fn addresses_of(&self, pod: &LocalPod) -> Vec<IpAddr> {
         let subject = self.subjects.get(&pod.id);
         let granted = subject.into_iter().flat_map(|subject| self.granted(&pod.id, subject));
         own_addresses(pod).chain(granted).collect()
     }
 
-    /// The additional addresses of a pod that are nobody else's.
+    /// The additional addresses of a pod that no other pod and no node has.
     fn granted<'a>(
         &'a self,
         id: &'a AttachmentId,
@@ -238,20 +239,21 @@ impl FirewallPlan {
     }
 
     /// The recorded pod that has an address. Of two records with one address, the later one counts.
-    /// What an annotation names is the pod's if it is nobody else's.
+    /// An address that only an annotation names is the pod's if no other pod and no node has it.
     fn owner(&self, address: IpAddr) -> Option<&AttachmentId> {
         let (id, is_additional) = self.addresses.recorded(address)?;
         (!is_additional || !self.nodes.contains(&address)).then_some(id)
     }
 
-    /// Whether a recorded pod may not send with this source. A restricted pod may use its own
-    /// addresses alone; another one also those that are neither a pod's nor a node's.
+    /// Whether a recorded pod may not send with this source. A [confined](Self::is_confined) pod
+    /// may use only its own addresses; any other pod also addresses that are neither a pod's nor a
+    /// node's.
     pub fn is_forged(&self, pod: &LocalPod, source: IpAddr) -> bool {
         !self.addresses_of(pod).contains(&source)
             && (self.is_confined(pod) || self.is_taken(source))
     }
 
-    /// Whether a recorded pod may send from its own addresses alone.
+    /// Whether a recorded pod may send only from its own addresses.
     pub fn is_confined(&self, pod: &LocalPod) -> bool {
         !self.knows_owners() || self.is_restricted(pod)
     }
@@ -268,7 +270,8 @@ impl FirewallPlan {
         self.are_needs_covered = self.needs.needs().are_covered(model.pod_coverage());
     }
 
-    /// Which pods of other nodes must be known; unknown unless some [may be](KnownPods::Some).
+    /// Which pods of other nodes must be known; [`PodNeeds::Unknown`] unless the setting is
+    /// [`KnownPods::Some`].
     pub fn pod_needs(&self) -> &PodNeeds {
         self.needs.needs()
     }
@@ -346,7 +349,7 @@ impl FirewallPlan {
         self.classes.passing(class, peer)
     }
 
-    /// The ranges that policies, or nodes' ranges of pods, tell from others.
+    /// The disjoint ranges into which `ipBlock`s and the ranges of pods cut addresses.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = AddressRange> {
         self.pieces.values().map(|piece| piece.range)
     }
@@ -392,7 +395,8 @@ impl FirewallPlan {
             .filter_map(|subject| subject.pod.as_ref())
     }
 
-    /// Whether its labels decide about its isolation, or about what other pods permit it.
+    /// Whether the pod's labels are unknown, and needed to decide about its isolation or about what
+    /// other pods permit it.
     fn lacks_labels(&self, subject: &FirewallPod) -> bool {
         let is_pod = subject.pod.is_some() && subject.described.is_none();
         let matters = subject.ingress.is_open_ended

@@ -1,4 +1,4 @@
-//! Settings for tests, also of the crates above.
+//! Settings for tests, also of the crates that use this one.
 
 use crate::{
     Capabilities, Detector, NodePortAddresses, NodeSide, PermittedRanges, Policy, Scheduler,

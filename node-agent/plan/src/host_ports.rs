@@ -38,7 +38,6 @@ use denizen_state::AttachmentId;
 pub struct ServedHostPort {
     /// The pod, as [`LocalPod`](denizen_model::LocalPod) shows itself.
     pub pod: Arc<str>,
-    /// Its attachment.
     pub attachment: AttachmentId,
     /// Where connections are forwarded to.
     pub endpoint: SocketAddr,
@@ -75,17 +74,16 @@ struct Decision {
 }
 
 impl HostPortPlan {
-    /// Every host port that is served.
     pub fn served(&self) -> &BTreeMap<HostPortKey, ServedHostPort> {
         &self.served
     }
 
-    /// The node's addresses at which host ports that name none are served.
+    /// The node's addresses at which host ports that name no address are served.
     pub fn addresses(&self) -> &BTreeSet<IpAddr> {
         &self.addresses.any
     }
 
-    /// Where a service has a port that a pod asks for.
+    /// The addresses and ports that a pod requests and a service has.
     pub fn taken(&self) -> &BTreeSet<TakenPort> {
         &self.taken
     }
@@ -151,7 +149,7 @@ impl HostPortPlan {
         changes
     }
 
-    /// Takes in what is new about services and addresses. Adds the keys that it concerns.
+    /// Applies changes of services and addresses. Adds the keys that they concern to `due`.
     fn see(
         &mut self,
         by: &HostPortInputs<'_>,
@@ -192,7 +190,8 @@ impl HostPortPlan {
         }
     }
 
-    /// Decides about a key. Adds to `taken` what may be taken now, or was.
+    /// Decides about a key. Adds to `taken` the ports at this key that a service has now or had
+    /// before.
     fn decide(
         &mut self,
         key: HostPortKey,
@@ -223,7 +222,7 @@ impl HostPortPlan {
         taken.extend(former.taken.into_iter().chain(now.0));
     }
 
-    /// What becomes of a key.
+    /// The decision about a key, and who serves it.
     fn decision(
         &self,
         key: HostPortKey,
@@ -266,7 +265,7 @@ impl HostPortPlan {
         (decision, is_served.then(|| served(first)))
     }
 
-    /// The services that have a key's port, and where.
+    /// The services that have a key's port, and at which addresses.
     fn shadowed<'a>(
         &self,
         key: HostPortKey,
@@ -285,7 +284,8 @@ impl HostPortPlan {
         }
     }
 
-    /// Whether a service has the port there, by what is decided about the keys that ask for it.
+    /// Whether a service has the port at this address, by the decisions about the keys that cover
+    /// it.
     fn is_taken(&self, taken: TakenPort) -> bool {
         let TakenPort { ip, protocol, port } = taken;
         [HostPortPlace::Ip(ip), HostPortPlace::Any(family_of(ip))].into_iter().any(|at| {

@@ -1,18 +1,18 @@
 //! Who would gain or lose access if policies were applied or deleted.
 //!
-//! Two plans are compared, that of the facts and that of the facts after the change, each made by
-//! the firewall's own code, as if one node had a pod of each kind. Pods that no policy can tell
-//! apart are one: what is compared is *profiles*, of which even large clusters have some hundreds,
-//! and never each pod with each other.
+//! Two plans are compared: one of the current facts, and one of the facts after the change. The
+//! firewall's own code makes both, as if one node had a pod of each kind. Pods that no policy can
+//! tell apart form one *profile*. Only profiles are compared with each other, not pods: even large
+//! clusters have only some hundreds of profiles.
 //!
-//! A node is treated as if the pod were on another one: its own node reaches a pod always.
+//! A node is treated as a node other than the pod's own: a pod's own node can always reach it.
 //!
 //! | file | does |
 //! | --- | --- |
 //! | `facts` | reduces the facts to what policies can tell apart, and plans |
-//! | `end` | who is at the ends of connections |
-//! | `compared_plan` | one of both plans: what passes, and who decides |
-//! | `compare` | compares profiles, and folds what is equal |
+//! | `end` | the ends of connections: pods, nodes, other addresses |
+//! | `compared_plan` | one of the two plans: what passes, and which policy decides |
+//! | `compare` | compares profiles, and folds rows that are equal |
 
 mod compare;
 mod compared_plan;
@@ -89,15 +89,16 @@ pub enum AccessChange {
     Gained,
 }
 
-/// The same change for all pairs of these subjects and peers. Nobody is their own peer.
+/// The same change for all pairs of these subjects and peers. A pod is never its own peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImpactRow {
     pub change: AccessChange,
-    /// The side that decides: of several that refuse, the first that a packet comes to.
+    /// The direction whose policies decide: if both refuse, the one that a packet reaches first.
     pub direction: Direction,
     /// The pods whose policies decide, as indices into [`Impact::profiles`].
     pub subjects: Vec<usize>,
-    /// Who sends to them, or receives from them.
+    /// The ends that send to the subjects or receive from them, as indices into
+    /// [`Impact::profiles`].
     pub peers: Vec<usize>,
     /// The destination's ports.
     pub ports: PermittedPorts,
@@ -108,8 +109,8 @@ pub struct ImpactRow {
     pub after: Decider,
 }
 
-/// What `change` would change: events of policies. `facts`: the Namespaces, pods, policies and
-/// Nodes that there are, none of them as the node's own.
+/// What `change` would change: events of policies. `facts`: the current Namespaces, pods, policies
+/// and Nodes, every Node as [`Event::OtherNode`].
 pub fn impact(facts: Vec<Event>, change: Vec<Event>) -> Impact {
     let facts = ImpactInputs::new(facts, &change);
     let before = facts.plan(&[]);

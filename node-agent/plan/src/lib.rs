@@ -1,4 +1,5 @@
-//! Decisions: what happens to a packet at every frontend of every service, and who is local.
+//! Decisions: what happens to packets at services' frontends, at host ports and in the pod
+//! firewall, which packets come from local pods, and what is routed and announced.
 //!
 //! Pure, and the same for every backend: backends and `explain` read one [`Plan`] and decide
 //! nothing. What a backend cannot do is an input ([`Capabilities`]).
@@ -8,7 +9,7 @@ pub mod conntrack;
 mod direct;
 pub mod explain;
 mod firewall;
-// Always: as a feature, it would make everything above compile once more for the tests.
+// Not behind a feature: for tests, all crates that depend on this one would be compiled again.
 #[doc(hidden)]
 pub mod fixture;
 mod host_ports;
@@ -81,7 +82,7 @@ pub struct PlanChanges {
     pub node: bool,
     /// [`Plan::services`] are known for the first time.
     pub complete: bool,
-    /// Frontends that are new, decided otherwise, or gone.
+    /// Frontends that are new, differ, or are gone.
     pub frontends: BTreeSet<FrontendKey>,
     /// [`IpvsPlan::servers`] that are new, differ, or are gone.
     pub virtual_servers: BTreeSet<FrontendKey>,
@@ -91,8 +92,8 @@ pub struct PlanChanges {
     pub health_checks: bool,
     /// This node's endpoints differ.
     pub local_endpoints: bool,
-    /// Services whose own facts or endpoints differ, whatever that changed. (Where a draining
-    /// endpoint ends, no frontend does.)
+    /// Services whose own facts or endpoints differ, whatever that changed. (When a draining
+    /// endpoint ends, no frontend differs.)
     pub services: BTreeSet<ServiceName>,
     /// When the facts changed that are planned now, and their slices' families: for the latency
     /// metric.
@@ -198,7 +199,7 @@ impl Plan {
 
     /// A recorded attachment.
     pub fn attachment(&self, id: &AttachmentId) -> Option<&LocalPod> {
-        // They are sorted by id.
+        // Recorded pods are sorted by id.
         let pods = self.recorded();
         pods.get(pods.binary_search_by(|pod| pod.id.cmp(id)).ok()?)
     }
@@ -222,7 +223,7 @@ impl Plan {
     }
 
     /// The bridges of restricted pods in VLANs, which are cut off from their neighbours: IP rules
-    /// do not see what a bridge hands on in a VLAN.
+    /// do not see the frames that a bridge forwards within a VLAN.
     pub fn bridges_cut_off_in_vlans(&self) -> BTreeSet<Arc<str>> {
         let is_restricted =
             |pod: &&LocalPod| self.firewall().is_some_and(|firewall| firewall.is_restricted(pod));
@@ -247,8 +248,8 @@ impl Plan {
         self.firewall.as_ref()
     }
 
-    /// What is decided about host ports; `None` if that is not Denizen's business, and while pods
-    /// or this node's addresses are not known.
+    /// What is decided about host ports; `None` if another program serves them, and while pods or
+    /// this node's addresses are not known.
     pub fn host_ports(&self) -> Option<&HostPortPlan> {
         self.host_ports.as_ref()
     }
@@ -268,7 +269,7 @@ impl Plan {
         })
     }
 
-    /// Decides again what `change` concerns, and removes from it what is decided.
+    /// Decides again what `change` concerns, and removes from `change` what is decided.
     fn update(&mut self, model: &Model, change: &mut ModelChange) -> PlanChanges {
         self.waiting_for = model.owed(Listing::SERVICES).collect();
         let world = model.snapshot();
@@ -387,7 +388,7 @@ impl Plan {
         }
     }
 
-    /// Decides again about the virtual servers of changed services, and of these services.
+    /// Decides again about the virtual servers of changed services, and of `names`.
     fn update_ipvs(
         &mut self,
         world: Snapshot<'_>,

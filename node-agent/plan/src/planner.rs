@@ -45,7 +45,7 @@ impl Planner {
         self.change.is_empty() && !is_new
     }
 
-    /// Whether it can now be decided which pods must be followed, and has not been yet.
+    /// Whether [`FirewallPlan::pod_needs`] can be decided now, and has not been yet.
     fn owes_needs(&self) -> bool {
         let owes = |firewall: &FirewallPlan| {
             firewall.settings().pods == KnownPods::Some

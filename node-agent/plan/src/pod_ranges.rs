@@ -105,8 +105,8 @@ impl<'a> PodRanges<'a> {
         self.addresses.get(&address).map(|node| node.name)
     }
 
-    /// An address in a range of this Node, of its own or of an older Node. An address of a younger
-    /// Node there does not matter.
+    /// A node address in a range that the Node `of` claims: one of that Node itself, or of an older
+    /// one. Addresses of younger Nodes do not matter.
     pub fn address_in(
         &self,
         range: IpNetwork,
@@ -119,8 +119,8 @@ impl<'a> PodRanges<'a> {
 
     /// A range that is taken and overlaps this one.
     pub fn overlapping(&self, range: IpNetwork) -> Option<(IpNetwork, &'a Arc<str>)> {
-        // A range that contains this one begins before it or at the same address, and none is
-        // between.
+        // A range that contains this one begins before it or at the same address, and no taken
+        // range is between.
         let before = self.taken.range(..=range).next_back();
         let behind = self.taken.range(range..).next();
         let mut around = before.into_iter().chain(behind);
@@ -162,7 +162,7 @@ fn special() -> impl Iterator<Item = IpNetwork> {
         special([127, 0, 0, 0], 8),
         special([169, 254, 0, 0], 16),
         special([224, 0, 0, 0], 3),
-        // With ::1 and IPv4-mapped addresses.
+        // Contains ::1 and IPv4-mapped addresses.
         special6(0, 8),
         special6(0xfe80, 10),
         special6(0xff00, 8),

@@ -73,7 +73,7 @@ pub struct Announcer {
     other_nodes: OtherNodes,
     pod_cidrs: Vec<String>,
     decided: AnnouncePlan,
-    /// What the kernel has reported, for these pods.
+    /// The pods that the kernel was asked about, and what it reported.
     surveyed: Option<(Interfaces, NetworkSurvey)>,
     published: RouteSync,
     repaired: u64,
@@ -88,7 +88,7 @@ type Interfaces = Vec<(IpAddr, Arc<str>)>;
 /// All nodes but this one, by name.
 type OtherNodes = Arc<BTreeMap<Arc<str>, OtherNode>>;
 
-/// Whether this node drains, and since when.
+/// Whether this node drains, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Drained {
     /// It is not known whether it drains.
@@ -100,7 +100,8 @@ enum Drained {
 }
 
 impl Announcer {
-    /// Starts it, if anything is to be announced. Otherwise withdraws what an earlier run has left.
+    /// Starts the announcer, if announcements are on. Otherwise withdraws what an earlier run has
+    /// left.
     pub fn open(
         settings: &RoutingSettings,
         send_notice: SendNotice,
@@ -172,8 +173,7 @@ impl Announcer {
         }
     }
 
-    /// Decides again, and announces what it can. What is planned and not programmed yet stays as
-    /// it is.
+    /// Decides again and withdraws. Announces too, if everything that is planned is programmed.
     pub fn follow(&mut self, programmed: &impl ProgrammedPlan) {
         self.withdraw(programmed, false);
         if programmed.is_complete() {
@@ -314,7 +314,7 @@ impl Announcer {
         Ok(())
     }
 
-    /// Logs and reports what somebody asks for in vain from now on.
+    /// Logs and reports a prefix that is withheld from now on, and about which somebody must act.
     fn note_withheld(&self, prefix: &IpNetwork, withheld: &Withheld) {
         let text = withheld_text((prefix, withheld));
         warn!(problem = text, "an address is not announced");
@@ -325,8 +325,8 @@ impl Announcer {
         (self.send_notice)(Notice { about, reason: NoticeReason::NotAnnounced, text });
     }
 
-    /// Logs and reports what is dropped from now on. The event's text is the same on every such
-    /// node, so there is one event.
+    /// Logs and reports connections that are dropped from now on. The event's text is the same on
+    /// every node that drops them, so there is only one event.
     fn note_dropped(&self, dropped: &DroppedFrontend) {
         warn!(problem = %dropped, "an announced address is shared by a Service without endpoints here");
         let DroppedFrontend { key, service, announced_for } = dropped;
@@ -349,8 +349,8 @@ impl Announcer {
 }
 
 impl Drained {
-    /// How far it is now. What drained before this agent started has drained long enough: a restart
-    /// must not bring back what was withdrawn.
+    /// The state now. A node that was draining when this agent started has drained for long enough:
+    /// a restart must not bring back what was withdrawn.
     fn now(self, is_draining: bool, wait: Duration) -> Self {
         let now = Instant::now();
         let next = match (self, is_draining) {
@@ -380,7 +380,7 @@ fn withheld_text((prefix, withheld): (&IpNetwork, &Withheld)) -> String {
     format!("{prefix} of {} is not announced: {}", withheld.owner, withheld.reason)
 }
 
-/// Notifies of changes by other programs, and now and then without one.
+/// Notifies of changes by other programs, and from time to time without a change.
 async fn listen(table: u32, portid: u32, routes_changed: Arc<Notify>) {
     loop {
         if let Err(error) = notify_of_changes(table, portid, &routes_changed).await {

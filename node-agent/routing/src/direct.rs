@@ -91,7 +91,8 @@ struct RouteTask {
 }
 
 impl RouteTask {
-    /// Runs until the loop ends. The routes stay: that is how an upgrade works.
+    /// Runs until the agent's loop ends. The routes stay, so that an upgrade of the agent
+    /// interrupts nothing.
     async fn run(mut self) {
         while !self.state.is_closed() {
             if let Err(error) = self.keep().await {
@@ -101,7 +102,7 @@ impl RouteTask {
         }
     }
 
-    /// Keeps the routes until the loop ends, or netlink fails.
+    /// Keeps the routes until the agent's loop ends, or netlink fails.
     async fn keep(&mut self) -> anyhow::Result<()> {
         let mut routes = PodRoutes::open()?;
         let mut watch = pollable(RouteWatch::open(vec![routes.portid()])?)?;

@@ -1,5 +1,5 @@
-//! Routes, by rtnetlink. Here: to the other nodes' pods. Planned routes are added to the main
-//! table, and others of ours are removed.
+//! Routes, through rtnetlink. In this file: the routes to the other nodes' pods. Planned routes are
+//! added to the main table, and other routes of ours are removed from it.
 //!
 //! A restarted agent, which remembers nothing, recognises its routes by their protocol number and
 //! their metric. No other route is changed, even if it leads to the same range or takes the place
@@ -66,7 +66,7 @@ struct Watched {
 }
 
 impl PodRoutes {
-    /// Opens those of this thread's network namespace.
+    /// Opens the routes of this thread's network namespace.
     pub fn open() -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
         Ok(Self { kernel, programmed: None, watched: Watched::default() })
@@ -155,7 +155,7 @@ impl PodRoutes {
     }
 }
 
-/// Whether only our routes should be in this place.
+/// Whether a route with this key should be one of ours.
 fn has_place_of_ours(key: &RouteKey) -> bool {
     key.table == MAIN && key.metric == METRIC
 }
@@ -166,8 +166,8 @@ fn is_subnet(route: &ObservedRoute) -> bool {
     route.protocol == KERNEL && is_direct && is_routed(route.key.destination)
 }
 
-/// Whether packets to these addresses may leave their link: IPv6 makes routes to link-local and
-/// multicast addresses on every link.
+/// Whether packets to these addresses may leave their link. On every link, IPv6 has routes to
+/// link-local and multicast addresses, which may not.
 fn is_routed(destination: IpNetwork) -> bool {
     match destination {
         IpNetwork::V4(_) => true,

@@ -24,8 +24,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Starts what is on, and removes what an earlier run has left of the rest. `kernel` is for the
-    /// tables of announced addresses.
+    /// Starts what is on, and removes the routes and tables that an earlier run left of what is
+    /// off. `kernel` is for the tables of announced addresses.
     ///
     /// # Errors
     /// When netlink cannot be opened, or there can be no directory for BIRD.
@@ -69,8 +69,8 @@ impl Routing {
         self.announcer.as_mut().is_some_and(|announcer| announcer.announce(programmed))
     }
 
-    /// Decides again if other nodes are new. Their addresses and podCIDRs are not announced, and no
-    /// rule depends on them.
+    /// Decides again if the other nodes have changed: their addresses and podCIDRs are not
+    /// announced. No rule depends on other nodes.
     pub fn follow_nodes(&mut self, programmed: &impl ProgrammedPlan) {
         let nodes = programmed.planner().model().nodes();
         if let Some(announcer) = &mut self.announcer
@@ -88,7 +88,7 @@ impl Routing {
         }
     }
 
-    /// Looks at the announcements again: the kernel's routes may be others, or a time is over.
+    /// Decides on the announcements again: the kernel's routes may have changed, or a time is over.
     pub fn step(&mut self, programmed: &impl ProgrammedPlan) {
         if let Some(announcer) = &mut self.announcer {
             announcer.note_foreign_change();
@@ -96,8 +96,8 @@ impl Routing {
         }
     }
 
-    /// Why an address is announced or not, and to whom; `None` if announcements are off. It is the
-    /// future that asks BIRD.
+    /// Why an address is announced or not, and to whom; `None` if announcements are off. Only the
+    /// returned future asks BIRD.
     pub fn explain(&self, address: IpAddr) -> Option<impl Future<Output = Announced> + use<>> {
         let announced = self.announcer.as_ref()?.explain(address);
         let socket = self.bird.as_ref().map(|bird| bird.socket.clone());
@@ -109,7 +109,7 @@ impl Routing {
         })
     }
 
-    /// How it stands, on a node with these recorded pods.
+    /// The state of routing, on a node with these recorded pods.
     pub fn report(&self, pods: &[LocalPod]) -> RoutingReport {
         let mut report = RoutingReport::default();
         self.direct_router.iter().for_each(|router| router.report(&mut report));

@@ -10,6 +10,7 @@ pub struct RoutingReport {
     pub announcements: Option<AnnouncementsStatus>,
     pub bgp: Option<BgpStatus>,
     pub errors: Vec<String>,
-    /// What somebody asks for in vain, and what is dropped.
+    /// Routes and announcements that are missing, connections that are dropped, problems of BGP
+    /// sessions.
     pub warnings: Vec<String>,
 }

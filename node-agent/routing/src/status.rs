@@ -45,7 +45,7 @@ pub struct AnnouncementsStatus {
     pub announced: BTreeMap<String, usize>,
     /// Recorded pods with an address that no announcement covers.
     pub uncovered_pods: usize,
-    /// What somebody asks for in vain, each with the reason.
+    /// Withheld prefixes about which somebody must act, each with the reason.
     pub refused: Vec<String>,
     pub is_draining: bool,
     /// Announcements that were repaired after another program changed them.

@@ -4,9 +4,10 @@
 //! rebuilds a lost file; and notes that the plugin was called. It also finds the pods that the
 //! plugin's `redirect` selects.
 //!
-//! It runs beside the sources and sends the model nothing: its changes come in through
-//! [`crate::state_file`], like every other change of the file. Blocking work (waiting for the lock,
-//! syncing a file) runs on a thread of its own, since the loop programs the kernel meanwhile.
+//! This module runs beside the sources and sends the model nothing: its changes come in through
+//! [`crate::state_file`], like every other change of the state file. Blocking work (waiting for the
+//! lock, syncing a file) runs on a thread of its own, since the loop must go on programming the
+//! kernel.
 
 #![expect(clippy::disallowed_methods, reason = "the keeping of records is paced by its own clock")]
 
@@ -44,7 +45,8 @@ use denizen_text::describe;
 /// A lost file is rebuilt after this time, unless it is back by then.
 const REBUILD_AFTER: Duration = Duration::from_secs(1);
 
-/// The wait after a change of links: the runtime itself removes the record of a pod that it stops.
+/// The wait between a change of links and a check of the records: when the runtime stops a pod, its
+/// DEL removes the record.
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// How often the records are checked if no link changes: a check may have failed, and a record may
@@ -92,7 +94,7 @@ pub async fn keep(config: AttachmentsConfig, mut shown: PublishedAttachments, ou
     loop {
         let wait = tokio::select! {
             () = outlet.closed() => return,
-            // If the links' source ends, this is no change; the extra check does no harm.
+            // This also returns if the source of links has ended; the extra check does no harm.
             _ = timeout(CHECK_EVERY, shown.links.changed()) => SETTLE,
             _ = shown.state_file.wait_for(|seen| seen.is_lost) => REBUILD_AFTER,
         };

@@ -31,7 +31,7 @@ impl Features {
             | ObjectKind::Pod
             | ObjectKind::NetworkPolicy
             | ObjectKind::ClusterNetworkPolicy => self.network_policy,
-            // Followed once ClusterNetworkPolicies are served.
+            // Followed later, once there is a ClusterNetworkPolicy.
             ObjectKind::OtherNode => false,
         }
     }

@@ -1,5 +1,5 @@
 //! The Kubernetes API: Services, EndpointSlices, this Node and ServiceCIDRs, and for the pod
-//! firewall Pods, Namespaces and NetworkPolicies, live.
+//! firewall Pods, Namespaces, NetworkPolicies and ClusterNetworkPolicies, live.
 //!
 //! | file | knows |
 //! | --- | --- |
@@ -7,23 +7,23 @@
 //! | `token` | a bearer token in a file that may be replaced |
 //! | `client` | connections that detect a dead server, and who shares them |
 //! | `kinds` | paths and selectors of the requests |
-//! | `discovery` | whether ClusterNetworkPolicies are served |
-//! | `companion` | the Nodes of others, followed for their sake |
+//! | `discovery` | whether ClusterNetworkPolicies are served, and in which version |
+//! | `companion` | starts to follow the other nodes' Nodes once there is a ClusterNetworkPolicy |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | [`probe`] | asks a server once what it is and permits, for `check` |
 //! | `lookup` | asks for single pods that the watch has not brought yet |
 //! | `pods` | several streams of pods, and one view of them |
 //! | `read` | reads the policies of a namespace as they are now |
-//! | `answer` | what of the answers to both the watch has not brought |
+//! | `answer` | which objects in answers to `lookup` and `read` the watch has not brought yet |
 //! | `failure` | what failed, and what to do about it |
 //! | `backoff` | how long to wait |
 //! | `recovery` | wakes the other kinds when the server answers again |
 //! | `exchange` | one request, and its answer as it arrives |
 //! | `frames` | cuts an answer into events or objects as it arrives; pure |
 //! | `envelope` | the parts of an answer around its objects, in protobuf and JSON; pure |
-//! | `silence` | what a silent watch means |
-//! | `served`, `discovery`, `companion` | where ClusterNetworkPolicies are served, and what they need |
+//! | `silence` | whether a watch that was silent may go on |
+//! | `served` | where ClusterNetworkPolicies are served, and who needs to know it |
 //! | `list_delay` | spreads the first lists of many agents |
 //! | `traffic` | counts what following a kind costs |
 //!
@@ -95,7 +95,7 @@ use super::{Features, Outlet};
 use denizen_model::{Event, PodName, PolicyName};
 use denizen_object::ObjectKind;
 
-/// The most answers about single objects that wait for the watch of their kind to take them.
+/// Maximum number of answers about single objects that wait for the follower of their kind.
 const WAITING: usize = 16;
 
 pub use self::client::SharedClient;
@@ -150,11 +150,11 @@ struct FollowerChannels {
     wrong_policies: mpsc::Sender<WrongPolicy>,
     traffic: Arc<Traffic>,
     list_delay: Arc<ListDelay>,
-    /// Of the follower of ClusterNetworkPolicies.
+    /// Only the follower of ClusterNetworkPolicies has this.
     companion: Option<Companion>,
-    /// Of the follower of Nodes that it calls.
+    /// Only the follower of other Nodes has this: the companion calls it.
     call: Option<Call>,
-    /// Of the follower of ClusterNetworkPolicies.
+    /// Only the follower of ClusterNetworkPolicies has this.
     watched: Option<latest::Sender<WatchedTiers>>,
     scope: StreamScope,
     progress: Arc<StreamProgress>,
@@ -196,7 +196,7 @@ pub fn start(
     let (answers, tier_answers) = mpsc::channel(WAITING);
     let (watched, at_tiers) = latest::channel(WatchedTiers::default());
     let mut policy_reads = Some((reads, TierReads { watched: at_tiers, answers }));
-    // Where routes need the other Nodes, they come with this node's.
+    // If routes need the other Nodes, the follower of this node's Node brings them too.
     let is_called = features.need(ObjectKind::ClusterNetworkPolicy) && !features.other_nodes;
     let (companion, call) = is_called.then(companion).unzip();
     let mut tiers = Some(TierChannels { answers: tier_answers, watched, companion });
@@ -225,7 +225,7 @@ struct TierChannels {
 /// Starts the tasks of each kind, with what they share.
 struct FollowerStarter<'a> {
     config: &'a KubeConfig,
-    /// Of what a pod's ADD waits for: it does not share a connection with long lists.
+    /// For requests that a pod's ADD waits for: they do not share a connection with long lists.
     add_client: SharedClient,
     wrong_policies: &'a mpsc::Sender<WrongPolicy>,
     events: &'a mpsc::Sender<Vec<Event>>,

@@ -8,10 +8,10 @@
 //! | [`egress`] | ranges to which pods keep their address | a file in ip-masq-agent's format |
 //! | [`node`] | this node's addresses and links | the kernel, by rtnetlink |
 //!
-//! Sources contain no policy, and of the other crates they know only the model's types. Each is one
-//! async task that runs until the receiver is closed. It sends *the current state* in batches. A
-//! batch is one change: half of it is a state that never existed. Bad input is skipped and
-//! reported, never an error. A source that loses what it watches sends nothing: the last state
+//! Sources contain no policy: they know the model's types, and nothing that decides or programs.
+//! Each is one async task that runs until the receiver is closed. It sends *the current state* in
+//! batches. A batch is one change: half of it is a state that never existed. Bad input is skipped
+//! and reported, never an error. A source that loses what it watches sends nothing: the last state
 //! stays in force. It reports the loss and tries again.
 //!
 //! Crate `object` decodes objects of the Kubernetes API, from files or from the API server.

@@ -212,7 +212,7 @@ impl NodeSource {
         }
     }
 
-    /// If they cannot be listed, the last known ones stay.
+    /// The ports of Foo-over-UDP; the last known ones if they cannot be listed.
     fn foo_over_udp(&self) -> BTreeSet<Tunnel> {
         tunnel::foo_over_udp().unwrap_or_else(|error| {
             debug!(error = describe(&error), "cannot list the ports of Foo-over-UDP");

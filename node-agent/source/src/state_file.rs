@@ -57,7 +57,7 @@ pub fn read(config: &StateFileConfig) -> Result<Option<PodSet>, StateError> {
     Ok(RunDir::open(&config.run_dir)?.read()?.map(|state| pod_set(&state)))
 }
 
-/// Whether it is noted in the state file that the runtime calls the plugin.
+/// Whether the state file notes that the runtime calls the plugin.
 pub fn plugin_was_called(config: &StateFileConfig) -> bool {
     let state = RunDir::open(&config.run_dir).and_then(|dir| dir.read());
     state.is_ok_and(|state| state.is_some_and(|state| state.plugin_was_called))
@@ -182,7 +182,7 @@ fn pod_set(state: &State) -> PodSet {
         pods.extend(local_pod(id, attachment));
         for further in &attachment.further_interfaces {
             let id = further.id();
-            // It may also have had an ADD of its own.
+            // The further interface may also have had an ADD of its own.
             if !state.attachments.contains_key(&id) {
                 pods.extend(local_pod(&id, further));
             }

@@ -20,7 +20,7 @@ pub enum ConntrackError {
     Read {
         /// The entries that were asked for.
         selection: FlowSelection,
-        /// Why the dump or the deletion failed.
+        /// Why the dump failed.
         #[source]
         source: NetlinkError,
     },
@@ -60,9 +60,6 @@ impl Conntrack {
     }
 
     /// Passes every entry of a part of the table to `each`.
-    ///
-    /// # Errors
-    /// [`ConntrackError::Read`].
     pub fn read(
         &mut self,
         selection: FlowSelection,
@@ -86,7 +83,7 @@ impl Conntrack {
     ///
     /// # Errors
     ///
-    /// [`ConntrackError::Change`]; all others are treated.
+    /// [`ConntrackError::Change`]. If the kernel rejected single entries, all others are treated.
     pub fn treat(
         &mut self,
         treatment: Treatment,
@@ -149,10 +146,7 @@ impl Conntrack {
         self.socket.refusals(last)
     }
 
-    /// Clears the bit of the mark everywhere. Returns how many entries had it.
-    ///
-    /// # Errors
-    /// [`ConntrackError`].
+    /// Clears the mark's bit in all entries. Returns how many entries had it.
     pub fn unmark_all(&mut self) -> Result<usize, ConntrackError> {
         let (mut marked, mut unmarked) = (Vec::new(), 0);
         for family in Family::BOTH {

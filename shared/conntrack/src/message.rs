@@ -36,7 +36,7 @@ const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
-/// Followed by its type and its code, as is that of ICMPv6.
+/// The two numbers that follow are the attributes of type and code; for ICMPv6 likewise.
 const CTA_PROTO_ICMP_ID: u16 = 4;
 const CTA_PROTO_ICMPV6_ID: u16 = 7;
 
@@ -47,7 +47,7 @@ const CTA_PROTOINFO_TCP_FLAGS_REPLY: u16 = 5;
 
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const TCP_CONNTRACK_SYN_SENT: u8 = 1;
-/// Of both directions if conntrack saw no beginning.
+/// Set in both directions if conntrack did not see the connection's beginning.
 const IP_CT_TCP_FLAG_BE_LIBERAL: u8 = 0x08;
 
 /// Parses an entry of a dump or an event; `mark_bit` is the bit of [`TrackedFlow::is_marked`].
@@ -118,7 +118,7 @@ pub fn write_get(writer: &mut Writer, flow: &TrackedFlow, sequence: u32) {
 }
 
 /// Appends a request for a part of the table. Kernels before 5.8 ignore the protocol and return the
-/// whole family; those before 5.15 ignore the status and return what was answered too.
+/// whole family; those before 5.15 ignore the status and return answered connections too.
 pub fn write_dump(writer: &mut Writer, sequence: u32, selection: FlowSelection) {
     const CTA_FILTER_ORIG_FLAGS: u16 = 1;
     /// In the kernel's nf_internals.h. (Filters by address do not work: for IPv6 the kernel's

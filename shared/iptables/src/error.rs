@@ -15,16 +15,16 @@ pub enum IptablesError {
     Run {
         /// The program's name, such as `iptables-restore`.
         program: String,
-        /// Why it could not be started, or its output not be read.
+        /// Why the program could not be started, or its output could not be read.
         #[source]
         source: io::Error,
     },
-    /// A program ended with another exit code than 0.
+    /// A program ended with an exit code other than 0.
     #[error("{program} failed: {message}")]
     Failed {
         /// The program's name.
         program: String,
-        /// What it wrote to its standard error.
+        /// What the program wrote to its standard error.
         message: String,
     },
     /// nf_tables cannot be read or changed through netlink.
@@ -39,7 +39,7 @@ pub enum IptablesError {
     /// A set of addresses cannot be read or written.
     #[error("the set {set} cannot be programmed")]
     Set {
-        /// What the ipset holds, for the message.
+        /// The set's name, or the prefix of the names of several sets.
         set: &'static str,
         /// The kernel's error.
         #[source]
@@ -48,7 +48,7 @@ pub enum IptablesError {
 }
 
 impl IptablesError {
-    /// The same error with what it was about in its text.
+    /// The same error; if a program failed, with `what` it was to write in its text.
     #[must_use]
     pub fn of(mut self, what: &str) -> Self {
         if let Self::Failed { message, .. } = &mut self {
@@ -65,8 +65,9 @@ impl IptablesError {
         }
     }
 
-    /// Whether a program failed at rules in its `input`, or at the whole of them. It did not where
-    /// the table cannot be had, another program has the lock, or this one lacks a privilege.
+    /// Whether a program failed because of the rules in its `input`: it names the line of a rule,
+    /// or COMMIT. Other failures: the table cannot be initialised, another program holds the lock,
+    /// or this program lacks a privilege.
     pub fn is_about_rules(&self, input: &str) -> bool {
         let line = line_number(self.message()).and_then(|number| input.lines().nth(number - 1));
         line.is_some_and(|line| line.starts_with('-') || line == "COMMIT")

@@ -29,14 +29,14 @@ const REVISION: u16 = 4;
 const FAMILY: u16 = 5;
 const DATA: u16 = 7;
 const ELEMENTS: u16 = 8;
-/// IPSET_ATTR_… of what is in a set.
+/// IPSET_ATTR_… of a set's elements.
 const ADDRESS: u16 = 1;
 const FLAGS: u16 = 8;
 const INTERFACE: u16 = 23;
 const COMMENT: u16 = 26;
 
 const NET_BYTE_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
-/// The oldest that a kernel of today understands.
+/// The oldest protocol version that today's kernels understand.
 const PROTOCOL_VERSION: u8 = 6;
 /// The first revision of `hash:net,iface` that has comments.
 const WITH_COMMENTS: u8 = 4;
@@ -54,9 +54,9 @@ pub struct Set {
 /// What a set matches: a source address, and the interface that the packet came in through.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Element {
-    /// The pod's address.
+    /// The source address.
     pub address: IpAddr,
-    /// The input interface of the pod's packets.
+    /// The input interface.
     pub interface: Arc<str>,
 }
 
@@ -68,11 +68,11 @@ pub type Elements = BTreeMap<Element, String>;
 pub struct Sets {
     socket: Socket,
     sets: &'static [Set],
-    /// What is in the kernel, set by set, if that is known.
+    /// What is in the kernel, in the order of `sets`, if that is known.
     programmed: Option<Vec<Elements>>,
 }
 
-/// nf_tables gives a removed rule's set back some time after the batch
+/// nf_tables releases the set that a removed rule referred to some time after the batch
 /// (`nf_tables_trans_destroy_work`).
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
 const RELEASE_TRIES: usize = 100;
@@ -92,10 +92,7 @@ impl Sets {
         Ok(Self { socket, sets, programmed: None })
     }
 
-    /// Creates the sets that are not there. The elements of the others stay.
-    ///
-    /// # Errors
-    /// [`IptablesError::Set`].
+    /// Creates the sets that are not there. The elements of existing sets stay.
     pub fn create(&mut self) -> Result<(), IptablesError> {
         for set in self.sets {
             let created = self.request(CREATE, *set, |message| {
@@ -111,8 +108,8 @@ impl Sets {
         Ok(())
     }
 
-    /// Brings each set to what `wanted` says, in the order of the sets; how many elements it added
-    /// or removed.
+    /// Brings each set to what `wanted` says, in the order of the sets. Returns how many elements
+    /// were added or removed.
     ///
     /// # Errors
     /// [`IptablesError::Set`]; the next call reads the sets first.
@@ -143,12 +140,12 @@ impl Sets {
         Ok(written)
     }
 
-    /// What is in the kernel is known.
+    /// Whether it is known what is in the kernel.
     pub fn are_programmed(&self) -> bool {
         self.programmed.is_some()
     }
 
-    /// The next [`Self::program`] reads the sets first: another program may have changed them.
+    /// Makes the next [`Self::program`] read the sets first: another program may have changed them.
     pub fn forget(&mut self) {
         self.programmed = None;
     }
@@ -159,9 +156,6 @@ impl Sets {
     }
 
     /// Removes the sets. No rule may name them any more.
-    ///
-    /// # Errors
-    /// [`IptablesError::Set`].
     pub fn destroy(&mut self) -> Result<(), IptablesError> {
         self.programmed = None;
         for set in self.sets {
@@ -181,10 +175,8 @@ impl Sets {
         Ok(())
     }
 
-    /// Removes the sets whose names begin so; how many there were. No rule may name them any more.
-    ///
-    /// # Errors
-    /// [`IptablesError::Set`].
+    /// Removes the sets whose names begin with `prefix`. Returns how many there were. No rule may
+    /// name them any more.
     pub fn destroy_named(&mut self, prefix: &'static str) -> Result<usize, IptablesError> {
         let failed = |source| IptablesError::Set { set: prefix, source };
         let sequence = self.socket.sequences(1);
@@ -256,7 +248,7 @@ fn named<T>(set: Set, done: Result<T, NetlinkError>) -> Result<T, IptablesError>
     done.map_err(|source| IptablesError::Set { set: set.name, source })
 }
 
-/// About one of the client's sets.
+/// A message about one of the client's sets.
 fn message(
     what: u16,
     flags: i32,
@@ -304,8 +296,8 @@ fn put_element(message: &mut Writer, element: &Element) {
     message.put_str(INTERFACE, &element.interface);
 }
 
-/// The elements in one piece of a listing. What is not an address and an interface is not ours to
-/// know.
+/// The elements in one piece of a listing. Elements other than an address with an interface are
+/// skipped.
 fn keys<'a>(family: Family, answer: &Message<'a>) -> impl Iterator<Item = Element> + use<'a> {
     let elements = answer.attributes().nested(ELEMENTS);
     elements.filter_map(move |(_, element)| {

@@ -3,10 +3,10 @@
 //! chains are its own, and says by [`Desired`] what they shall hold.
 //!
 //! `save` parses what the kernel holds, `delta` computes the difference, `programs` executes the
-//! programs, in a `worker` thread of each family. `probe` finds out what the programs and the
+//! programs, in one `worker` thread for each family. `probe` finds out what the programs and the
 //! kernel lack; rules that need it are rejected before the difference is computed
-//! (`rejected_rules`). What the kernel rejects all the same, `search` finds. `writer` puts these
-//! together.
+//! (`rejected_rules`). `search` finds the rules that the kernel rejects all the same. `writer` puts
+//! these modules together.
 
 #![deny(missing_docs)]
 
@@ -98,8 +98,8 @@ impl Fingerprint {
     }
 }
 
-/// What the driver must know of a client's chains. All of it is known by a chain's name: a
-/// restarted agent remembers nothing else.
+/// What the driver must know of a client's chains. All of it follows from a chain's table and name:
+/// a restarted agent remembers nothing else.
 #[derive(Debug, Clone, Copy)]
 pub struct Schema {
     /// Whether a chain is the client's. Such a chain is removed when the client does not want it,
@@ -108,7 +108,7 @@ pub struct Schema {
     /// Whether the rules of this chain are kept in [`Observed`], for the client to read.
     pub reads: fn(Table, &str) -> bool,
     /// For a chain that only other chains of the client jump to: its place in the order in which
-    /// such chains are created, each after those that it jumps to.
+    /// such chains are created, each after the chains that it jumps to.
     pub creation_order: fn(&str) -> Option<usize>,
     /// What to do with a chain when one of its rules is rejected.
     pub on_rejection: fn(Table, &str) -> OnRejection,
@@ -128,10 +128,10 @@ pub enum OnRejection {
     Fail,
 }
 
-/// What a client wants one family's chains to hold, and what of it has changed since the client was
-/// last asked.
+/// What a client wants one family's chains to hold, and which of them have changed since the
+/// changes were last taken.
 pub trait Desired {
-    /// The family whose tables it is about: each has a writer of its own.
+    /// The family whose tables these are: each family has a writer of its own.
     fn family(&self) -> Family;
 
     /// Calls `each` with every chain and its rules.

@@ -1,4 +1,5 @@
-//! What this host's iptables programs and kernel lack. Pure, but for the program that tests a rule.
+//! What this host's iptables programs and kernel lack. Pure, except for the program that tests a
+//! rule, which the caller executes.
 //!
 //! `iptables-restore --test` parses rules and asks the kernel for each extension, which also loads
 //! its module, but changes nothing.
@@ -10,13 +11,13 @@ use super::error::IptablesError;
 /// A match or a target that this host may lack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
-    /// What each rule that needs it contains.
+    /// The words that every rule with this extension contains.
     pub words: &'static str,
-    /// A rule that needs it.
+    /// A rule that needs the extension.
     pub rule: String,
 }
 
-/// The extensions that this host lacks: by their words, what the program wrote.
+/// The extensions that this host lacks: for the words of each, what the program wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MissingExtensions(BTreeMap<&'static str, String>);
 
@@ -27,7 +28,7 @@ impl MissingExtensions {
         missing.find(|(words, _)| line.contains(**words)).map(|(_, message)| message.as_str())
     }
 
-    /// What each rule that needs one of them contains, and what the program wrote.
+    /// For each missing extension: its words, and what the program wrote.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(words, message)| (*words, message.as_str()))
     }
@@ -42,7 +43,7 @@ impl MissingExtensions {
 /// program wrote to its standard error.
 ///
 /// # Errors
-/// If `test` fails for input without any rule: then it says nothing about extensions.
+/// If `test` fails for input without any rule: then its failures say nothing about extensions.
 pub fn probe(
     extensions: &[Extension],
     mut test: impl FnMut(&str) -> Result<String, IptablesError>,

@@ -1,4 +1,4 @@
-//! Executes the iptables programs: the kernel's own interface for them is theirs, not the world's.
+//! Executes the iptables programs: the kernel interface that they use is private to them.
 
 use denizen_packet::Family;
 use std::io::{self, Write};
@@ -44,7 +44,7 @@ impl Programs {
         if named.version().is_ok() {
             return Some(named);
         }
-        // Where there is one variant alone, it goes by the plain name.
+        // If only one variant is installed, its programs may have the plain name.
         let plain = Self { variant, infix: "" };
         let is_nft = plain.version().ok()?.contains("nf_tables");
         (is_nft == (variant == Variant::Nft)).then_some(plain)
@@ -65,11 +65,11 @@ impl Programs {
     }
 
     /// The variant that this node uses, found out as kubernetes-sigs/iptables-wrappers does: the
-    /// one in which kubelet made its chains, which it makes for that; else the one that holds more
-    /// rules; else nft.
+    /// variant in which kubelet made its chains, which it makes as a hint for this; else the
+    /// variant that holds more rules; else nft.
     ///
     /// # Errors
-    /// When no iptables is installed, or nothing can be known since a program fails.
+    /// When no iptables is installed, or a program fails, so that the variant cannot be found out.
     pub fn find() -> Result<Self, IptablesError> {
         let (nft, legacy) = (Self::of(Variant::Nft), Self::of(Variant::Legacy));
         let (nft, legacy) = match (nft, legacy) {
@@ -126,9 +126,6 @@ impl Programs {
     }
 
     /// Whether there is a chain of that name.
-    ///
-    /// # Errors
-    /// [`IptablesError`].
     pub fn has_chain(
         &self,
         family: Family,
@@ -158,10 +155,8 @@ impl Programs {
         Ok(rules)
     }
 
-    /// What the kernel holds in these tables of what `schema` says is the client's.
-    ///
-    /// # Errors
-    /// [`IptablesError`].
+    /// What the kernel holds in these tables, limited to what is the client's according to
+    /// `schema`.
     pub fn save(
         &self,
         family: Family,
@@ -177,7 +172,7 @@ impl Programs {
             }
             match self.saved(family, *table) {
                 Ok(text) => seen.read(*table, &text),
-                // What is wanted there cannot be written either, and says why.
+                // A write to this table fails too, and its error says why.
                 Err(_) if *table == Table::Security => {}
                 Err(error) => return Err(error),
             }
@@ -185,21 +180,15 @@ impl Programs {
         Ok(seen)
     }
 
-    /// What the program says of one table.
-    ///
-    /// # Errors
-    /// [`IptablesError`].
+    /// What `iptables-save` prints of one table.
     pub fn saved(&self, family: Family, table: Table) -> Result<String, IptablesError> {
         let program = self.program(family, "-save");
         let output = execute(&program, &["-t", table.as_str()], None)?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// Parses this input and asks the kernel for each extension in it, but changes nothing; what
-    /// the program wrote to its standard error.
-    ///
-    /// # Errors
-    /// [`IptablesError`].
+    /// Parses this input and asks the kernel for each extension in it, but changes nothing. Returns
+    /// what the program wrote to its standard error.
     pub fn test(&self, family: Family, input: &str) -> Result<String, IptablesError> {
         let program = self.program(family, "-restore");
         let output = execute(&program, &["-w", "5", "--noflush", "--test"], Some(input))?;
@@ -225,7 +214,7 @@ impl Programs {
     pub fn restore(&self, family: Family, input: &str) -> Result<(), IptablesError> {
         let _span = trace_span!("restore", %family, bytes = input.len()).entered();
         let program = self.program(family, "-restore");
-        // The lock that every legacy program takes, for at most so many seconds.
+        // `-w 5`: waits at most 5 seconds for the lock that every legacy program takes.
         execute(&program, &["-w", "5", "--noflush"], Some(input))?;
         debug!(%family, bytes = input.len(), "rules written");
         Ok(())
@@ -285,7 +274,7 @@ fn execute(
         command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
         let mut child = command.spawn()?;
         let stdin = child.stdin.take();
-        // It reads all before it says anything worth a pipe's size.
+        // The program reads all of its input before it writes more than fits into a pipe.
         if let (Some(mut stdin), Some(input)) = (stdin, input) {
             match stdin.write_all(input.as_bytes()) {
                 Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error),
@@ -312,7 +301,7 @@ fn execute(
 }
 
 /// Whether this kernel has the family at all. Without IPv6 (`ipv6.disable=1`) the legacy programs
-/// fail whatever they are asked, and nobody has a packet for their rules.
+/// fail in every case, and there are no packets for their rules.
 pub fn has_family(family: Family) -> bool {
     let domain = match family {
         Family::V4 => AddressFamily::Inet,

@@ -3,15 +3,15 @@
 use super::probe::MissingExtensions;
 use super::{ChainId, Lines};
 
-/// A chain and, if only a rule of it is left out, that rule.
+/// A chain and, if only one rule of the chain is not written, that rule.
 pub type RejectedKey = (ChainId, Option<String>);
 
 /// A rule, or the removal of a chain, that a program or the kernel rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedRule {
-    /// The chain that it is in.
+    /// The chain that the rule is in, or that could not be removed.
     pub chain: ChainId,
-    /// What is not written for it.
+    /// What is not written because of the rejection.
     pub unwritten: Unwritten,
     /// The program's message, or what the host lacks.
     pub reason: String,
@@ -22,7 +22,7 @@ pub struct RejectedRule {
 /// What is not written of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unwritten {
-    /// All rules that the chain should have. It keeps those that it had.
+    /// All rules that the chain should have. The chain keeps the rules that it had.
     Chain(Lines),
     /// This rule. The chain is written without it.
     Rule(String),
@@ -31,7 +31,7 @@ pub enum Unwritten {
 }
 
 impl RejectedRule {
-    /// A chain that keeps its rules because some of these are rejected.
+    /// A chain that keeps the rules that it had, because some of `lines` are rejected.
     pub fn chain(chain: ChainId, lines: Lines, reason: &str) -> Self {
         Self::new(chain, Unwritten::Chain(lines), reason)
     }
@@ -50,7 +50,7 @@ impl RejectedRule {
         Self { chain, unwritten, reason: reason.to_owned(), is_unsupported: false }
     }
 
-    /// The same, rejected without asking a program.
+    /// The same rule, rejected because of a missing extension, without asking a program.
     #[must_use]
     pub fn unsupported(self) -> Self {
         Self { is_unsupported: true, ..self }

@@ -14,13 +14,13 @@ pub use super::rejected_rule::RejectedKey;
 use super::rejected_rule::{RejectedRule, Unwritten};
 use super::{ChainId, Lines, OnRejection, Schema};
 
-/// Rejected rules are tried again after this pause, then after twice that, up to [`LONGEST`]:
-/// somebody may load the module that the kernel lacks.
+/// Rejected rules are tried again after this pause, then after twice that, up to [`LONGEST`]: an
+/// operator may load the module that the kernel lacks.
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Up to this many chains are tried again one by one. Of more, this many are tried every other
-/// time, and all together in between.
+/// Up to this many chains are all tried again every time. If there are more, all are tried every
+/// other time, and this many of them in between.
 const FEW: usize = 8;
 
 /// At most this many rejected rules are listed.
@@ -33,13 +33,13 @@ pub struct RejectedRules {
     all: BTreeMap<RejectedKey, RejectedRule>,
     /// What this host lacks. Rules that need it are rejected without asking a program.
     missing: MissingExtensions,
-    /// What is not reported yet.
+    /// Changes that are not reported yet.
     news: News,
     next: Option<Instant>,
     pause: Duration,
-    /// The last time, all were tried together.
+    /// All chains were tried the last time.
     together: bool,
-    /// The last chain that was tried when not all were.
+    /// The last chain of the last retry that did not try all chains.
     last: Option<ChainId>,
 }
 
@@ -48,7 +48,7 @@ pub struct RejectedRules {
 pub struct News {
     /// Rules that are rejected for the first time.
     pub rejected: Vec<String>,
-    /// Was rejected, and is accepted now.
+    /// Rules that were rejected, and are accepted now.
     pub accepted: Vec<String>,
 }
 
@@ -110,8 +110,8 @@ impl RejectedRules {
         self.supported(chain, lines)
     }
 
-    /// What can be written of a chain with these rules whatever was rejected before: not those that
-    /// need a missing extension.
+    /// What can be written of a chain with these rules, regardless of earlier rejections: all but
+    /// the rules that need a missing extension.
     pub fn supported(&mut self, chain: &ChainId, mut lines: Lines) -> DesiredChain {
         if self.missing.is_empty() {
             return DesiredChain::Rules(lines);
@@ -148,19 +148,20 @@ impl RejectedRules {
         }
     }
 
-    /// Takes in what this host lacks; whether that has changed. What it does not lack any more is
-    /// rejected until it is written.
+    /// Takes in what this host lacks. Returns whether that has changed. Rules whose extension is no
+    /// longer missing stay rejected until they are written.
     pub fn probed(&mut self, missing: MissingExtensions) -> bool {
         let before = std::mem::replace(&mut self.missing, missing);
         before != self.missing
     }
 
-    /// Whether anything is missing that may be there later.
+    /// Whether this host lacks an extension, which may be there later.
     pub fn is_any_missing(&self) -> bool {
         !self.missing.is_empty()
     }
 
-    /// Takes in what was rejected, at `at`, of a write in which these chains were `tried` again.
+    /// Takes in the rules that were rejected, at `at`, by a write in which the chains `tried` were
+    /// tried again.
     pub fn learn(&mut self, tried: &BTreeSet<ChainId>, rejected: Vec<RejectedRule>, at: Instant) {
         let chains: BTreeSet<ChainId> = rejected.iter().map(|rule| rule.chain.clone()).collect();
         let missing = &self.missing;
@@ -221,7 +222,7 @@ impl RejectedRules {
         self.all.keys().map(|(chain, _)| chain.clone()).collect()
     }
 
-    /// Forgets what is rejected of a chain: it is neither there nor wanted.
+    /// Forgets the rejected rules of a chain that is neither there nor wanted.
     pub fn forget(&mut self, chain: &ChainId) {
         self.all.retain(|key, _| key.0 != *chain);
     }
@@ -234,7 +235,7 @@ impl RejectedRules {
         self.all.iter().filter(|((chain, _), rejected)| lacks(chain, rejected)).count()
     }
 
-    /// In words, the rejected rules of these chains, and these rules of shared chains.
+    /// In words, what is rejected with these keys: whole chains, and single rules of shared chains.
     pub fn about(&self, own: &BTreeSet<RejectedKey>) -> Vec<String> {
         let is_own = |key: &RejectedKey, rejected: &RejectedRule| {
             own.contains(key) && rejected.unwritten != Unwritten::Removal

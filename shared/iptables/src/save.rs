@@ -12,7 +12,7 @@ pub struct Observed {
     schema: &'static Schema,
     chains: HashMap<ChainId, DefaultHasher>,
     jumps: Vec<(ChainId, String)>,
-    /// Of those chains whose rules the client reads.
+    /// The rules of the chains that the client reads.
     lines: HashMap<ChainId, Lines>,
 }
 
@@ -22,7 +22,8 @@ impl Observed {
         Self { schema, chains: HashMap::new(), jumps: Vec::new(), lines: HashMap::new() }
     }
 
-    /// Takes in what `iptables-save` wrote of `table`. Lines that it does not know are others'.
+    /// Takes in what `iptables-save` wrote of `table`. Lines that do not concern the client's
+    /// chains are skipped.
     pub fn read(&mut self, table: Table, text: &str) {
         for line in text.lines() {
             if let Some((name, _)) = line.strip_prefix(':').and_then(|rest| rest.split_once(' ')) {
@@ -61,7 +62,7 @@ impl Observed {
         self.chains.is_empty()
     }
 
-    /// Rules of other chains that jump to one of these.
+    /// Rules of other chains that jump to one of the client's chains.
     pub fn jumps(&self) -> &[(ChainId, String)] {
         &self.jumps
     }
@@ -71,7 +72,7 @@ impl Observed {
         self.lines.get(&(table, name.to_owned())).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether no chain of the client's was found.
+    /// Whether neither a chain of the client nor a jump to one was found.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }

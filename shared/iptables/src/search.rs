@@ -1,12 +1,12 @@
-//! Which rules of a transaction are rejected, where the program cannot say: ip_tables takes a table
-//! or rejects it, and all that its program then names is the line of COMMIT. So the transaction is
-//! written in parts, each chain before those that jump to it. What is accepted stays, for it is to
-//! be written anyway; what is rejected is written by halves. Pure, but for what it is given to
-//! write to.
+//! Finds which rules of a transaction are rejected, where the program cannot say: ip_tables takes a
+//! table or rejects it, and all that its program then names is the line of COMMIT. So the
+//! transaction is written in parts, each chain before the chains that jump to it. An accepted part
+//! stays, since it is to be written anyway; a rejected part is written again in halves. Pure,
+//! except for the [`Kernel`] that it writes to.
 //!
-//! Missing extensions are known before (`probe`). What is left is what a rule's place decides:
-//! somebody's rule leads to a chain from a hook where its target is not allowed, or keeps a chain
-//! from being removed.
+//! Missing extensions are known before (`probe`). The other rejections depend on where a rule is:
+//! another program's rule leads to a chain from a hook where a target in the chain is not allowed,
+//! or keeps a chain from being removed.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -19,7 +19,7 @@ use super::{ChainId, Lines, OnRejection, Schema, Table};
 /// A chain that is created and removed within one transaction, so it is never visible.
 const PROBE: &str = "DENIZEN-PROBE";
 
-/// What a transaction is written to: one family's tables.
+/// One family's tables, to which transactions are written.
 pub trait Kernel {
     /// Gives `iptables-restore` this input, of one table.
     ///
@@ -27,7 +27,7 @@ pub trait Kernel {
     /// The program's.
     fn write(&mut self, input: &str) -> Result<(), IptablesError>;
 
-    /// What `iptables-save` says of a table.
+    /// What `iptables-save` prints of a table.
     ///
     /// # Errors
     /// The program's.
@@ -40,11 +40,11 @@ pub trait Kernel {
     fn has_time(&mut self) -> bool;
 }
 
-/// Writes one table's changes, all but what is rejected.
+/// Writes one table's changes, except what is rejected, which is returned.
 ///
 /// # Errors
-/// When the write does not fail for its rules, or when a chain is rejected that nothing works
-/// without.
+/// If the write fails for another reason than its rules, or if a chain is rejected without which
+/// nothing works.
 pub fn write(
     kernel: &mut impl Kernel,
     schema: &'static Schema,
@@ -85,13 +85,13 @@ struct Search<'a, K> {
 impl<K: Kernel> Search<'_, K> {
     fn write(&mut self, delta: TableDelta) -> Result<(), IptablesError> {
         let TableDelta { write, remove, insert, delete } = delta;
-        // If it is the rules' fault, this is accepted.
+        // If the rules are at fault, this transaction without rules is accepted.
         self.must("a change of nothing", &removing([PROBE.to_owned()]))?;
         let new = self.not_there(write.keys())?;
         for new in new.chunks(self.kernel.at_once()) {
             self.must("new chains", &writing(new))?;
         }
-        // What is allowed depends on where it is reached from.
+        // Jumps before rules: the hooks that lead to a chain decide which rules it may have.
         let jumps = TableDelta { insert, delete, ..TableDelta::default() };
         if !jumps.is_empty() {
             self.must("jumps", &jumps)?;
@@ -118,7 +118,7 @@ impl<K: Kernel> Search<'_, K> {
         (self.table, name)
     }
 
-    /// Those of these chains that the kernel does not hold, without rules.
+    /// Those of these chains that the kernel does not hold, each without rules.
     fn not_there<'a>(
         &mut self,
         names: impl Iterator<Item = &'a String>,
@@ -130,7 +130,7 @@ impl<K: Kernel> Search<'_, K> {
         Ok(new.map(|name| (name.clone(), Lines::new())).collect())
     }
 
-    /// Writes chains of one stage: none of them refers to another one.
+    /// Writes chains of one stage: none of them jumps to another chain of the stage.
     fn chains(&mut self, chains: Vec<(String, Lines)>) -> Result<(), IptablesError> {
         let mut kept_whole = Vec::new();
         for (name, lines) in chains {
@@ -150,8 +150,8 @@ impl<K: Kernel> Search<'_, K> {
         Ok(())
     }
 
-    /// A chain that is written without its rejected rules never lacks those that it has already and
-    /// shall have.
+    /// Writes a chain without its rejected rules. At no moment does it lack a wanted rule that it
+    /// already has.
     fn shared(&mut self, name: String, lines: Lines) -> Result<(), IptablesError> {
         if self.attempt(&writing(&[(name.clone(), lines.clone())]))?.is_none() {
             return Ok(());
@@ -204,7 +204,7 @@ impl<K: Kernel> Search<'_, K> {
         }
     }
 
-    /// Writes what nothing works without.
+    /// Writes a part without which nothing works: a rejection is an error.
     fn must(&mut self, what: &str, delta: &TableDelta) -> Result<(), IptablesError> {
         match self.attempt(delta)? {
             None => Ok(()),
@@ -221,8 +221,8 @@ fn removing(chains: impl IntoIterator<Item = String>) -> TableDelta {
     TableDelta { remove: chains.into_iter().collect(), ..TableDelta::default() }
 }
 
-/// Those of `all` that are rejected: tried together, then by halves until there is no time for
-/// more; then what is rejected together counts as rejected.
+/// The items of `all` that are rejected. They are tried together, and rejected parts again in
+/// halves. If there is no more time for that, all items of a rejected part count as rejected.
 fn sift<T: Clone>(
     all: &[T],
     mut attempt: impl FnMut(&[T]) -> Result<Option<Rejection>, IptablesError>,

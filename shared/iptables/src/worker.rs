@@ -1,5 +1,5 @@
-//! A thread for each family that executes the programs: thousands of rules take them seconds, and
-//! an ADD that waits for its pod must not wait for rules.
+//! A thread for each family that executes the programs: thousands of rules take the programs
+//! seconds, and an ADD that waits for its pod must not wait for rules.
 
 use denizen_packet::Family;
 use std::sync::mpsc::{Sender, channel};

@@ -1,4 +1,4 @@
-//! Brings one family's tables to what a client wants, and keeps them there. Pure, but for the
+//! Brings one family's tables to what a client wants, and keeps them there. Pure, except for the
 //! thread that it gives jobs to.
 
 #[cfg(test)]
@@ -21,8 +21,8 @@ use super::save::Observed;
 use super::worker::{self, FinishedJob, Job, JobOutcome};
 use super::{ChainId, Desired, Schema, Table};
 
-/// If the chains are rewritten this often in [`WINDOW`], or in this many of the last reads, another
-/// program keeps writing them.
+/// If foreign changes are seen this often within [`WINDOW`], or at each of this many last reads,
+/// another program keeps writing the chains.
 const CONTENDED: usize = 3;
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -32,14 +32,14 @@ pub struct Writer {
     jobs: Sender<Job>,
     /// A job is being done.
     busy: bool,
-    /// What this host lacks is not known yet, or may have changed.
+    /// It is not known yet what this host lacks, or that may have changed.
     probe_due: bool,
     /// What the kernel holds is not known: nothing was read yet, a job failed, or a resync is
     /// due.
     pub unknown: bool,
     /// Everything was in the kernel once.
     was_programmed: bool,
-    /// What differs at the next read is not a foreign change.
+    /// Differences at the next read do not count as foreign drift.
     expected: bool,
     /// What the first read saw.
     first_seen: Option<Box<Observed>>,
@@ -48,13 +48,13 @@ pub struct Writer {
     /// Why the table that a kernel may lack is not as it should be. It is tried again after
     /// every read.
     optional_failure: Option<IptablesError>,
-    /// It is time to try rejected rules again: this.
+    /// The time at which a retry of rejected rules was due, if the retry is to be done now.
     due: Option<Instant>,
     /// Chains of rejected rules that are being tried again.
     retrying: BTreeSet<ChainId>,
     /// The times at which foreign changes were seen.
     rewritten: Vec<Instant>,
-    /// The times of the last reads: if reads are slow, there is one a minute.
+    /// The times of the last reads. Slow reads come only once a minute, too rarely for [`WINDOW`].
     read_times: VecDeque<Instant>,
     /// The write that is being done.
     writing: Option<WriteExtent>,
@@ -64,7 +64,7 @@ pub struct Writer {
 /// Counts of failed writes, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RestoreFailures {
-    /// Of all that differed from what is desired.
+    /// Writes of everything that differed when the rules were read.
     pub full: u64,
     /// Writes of what changed.
     pub partial: u64,
@@ -120,12 +120,12 @@ impl Writer {
         }
     }
 
-    /// Nothing is being done, and nothing is to be done.
+    /// Whether everything is in the kernel: no job runs, and none is due.
     pub fn is_programmed(&self, desired: &impl Desired) -> bool {
         self.was_programmed && !self.busy && !self.unknown && !desired.is_changed()
     }
 
-    /// Another program goes on writing these chains.
+    /// Whether another program keeps writing these chains.
     pub fn is_contended(&self) -> bool {
         self.rewritten.len() >= CONTENDED
     }
@@ -145,8 +145,8 @@ impl Writer {
         self.first_seen.take()
     }
 
-    /// Gives the next job, if there is one and the last is done. What is contended is left alone
-    /// for good.
+    /// Gives the thread the next job, if there is one and the last is done. Contended chains are
+    /// left alone for good.
     pub fn start_next_job(&mut self, desired: &mut impl Desired) {
         if self.busy || self.is_contended() {
             return;
@@ -182,8 +182,8 @@ impl Writer {
         Job::Write(Delta::of(changes).into())
     }
 
-    /// Writes the rejected rules again. The chains that it writes as a whole exist, or are no
-    /// longer desired.
+    /// Writes the rejected rules again. Chains that are kept or written as a whole exist, as
+    /// [`Delta::of`] requires, or are no longer desired.
     fn retry(&mut self, desired: &impl Desired) -> Job {
         let mut again = self.retrying.clone();
         let mut changes = Vec::new();
@@ -205,13 +205,14 @@ impl Writer {
         if may_be_there { &Table::ALL } else { &Table::REQUIRED }
     }
 
-    /// When rejected rules are to be tried again; `None` as long as nothing is to be done for that.
+    /// When rejected rules are to be tried again; `None` if no rule is rejected, or a retry cannot
+    /// be started now.
     pub fn next_try(&self) -> Option<Instant> {
         let is_free = !self.busy && !self.is_contended() && self.due.is_none();
         self.rejected.next().filter(|_| is_free)
     }
 
-    /// Lets the next job be the retry that is due at `at`, or was before.
+    /// Makes a retry that is due at `at`, or was due before, one of the next jobs.
     pub fn try_again(&mut self, at: Instant) {
         self.due = self.next_try().filter(|next| *next <= at).or(self.due);
     }
@@ -221,7 +222,7 @@ impl Writer {
             Job::Write(_) => Some(WriteExtent::Partial),
             Job::Probe | Job::Read(_) => None,
         };
-        // The thread ends when this value does.
+        // The thread ends when this value is dropped.
         self.busy = self.jobs.send(job).is_ok();
     }
 
@@ -238,7 +239,7 @@ impl Writer {
         }
     }
 
-    /// Takes over the result of a job. Returns what was repaired of foreign changes.
+    /// Takes in the result of a job. Returns what was repaired of foreign changes.
     ///
     /// # Errors
     /// The job's.
@@ -253,7 +254,7 @@ impl Writer {
         let mut repaired = Repaired::default();
         match done.result {
             Err(error) => {
-                // What is missing then does not count as foreign drift.
+                // Differences after a failed job do not count as foreign drift.
                 (self.unknown, self.was_programmed, self.expected) = (true, false, true);
                 self.note_failure();
                 return Err(error);
@@ -357,7 +358,7 @@ impl Writer {
             self.was_programmed = true;
             return Repaired::default();
         }
-        // Nor is what could not be written.
+        // What could not be written to the optional table does not count as foreign drift either.
         let is_required = delta.touches(&Table::REQUIRED);
         if self.optional_failure.is_some() && !is_required {
             self.send_difference(delta);

@@ -40,7 +40,7 @@ pub enum IpvsError {
         #[source]
         source: NetlinkError,
     },
-    /// The kernel's answer is not one to this request.
+    /// The kernel's answer lacks what was requested.
     #[error("cannot {doing}: the kernel's answer is not understood")]
     Answer {
         /// The operation, as a verb and its object.
@@ -76,7 +76,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// [`IpvsError::Missing`] if the kernel has none.
+    /// [`IpvsError::Missing`] if the kernel has no IPVS.
     pub fn open() -> Result<Self, IpvsError> {
         const DOING: &str = "open netlink to IPVS";
         let mut socket = Socket::generic().map_err(IpvsError::netlink(DOING))?;
@@ -96,7 +96,7 @@ impl Ipvs {
         }
     }
 
-    /// Its version, and the size of its table.
+    /// The version of IPVS, and the size of its connection table.
     pub fn info(&mut self) -> Result<Info, IpvsError> {
         self.ask("ask IPVS what it is", IPVS_CMD_GET_INFO, |answer| {
             read_info(answer.attributes_after(GENLMSGHDR))
@@ -160,7 +160,7 @@ impl Ipvs {
         Ok(servers)
     }
 
-    /// Does these in order. Returns those that the kernel rejected.
+    /// Executes the commands in order. Returns those that the kernel rejected.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ const NFTA_COMPAT_TYPE: u16 = 3;
 ///
 /// # Errors
 ///
-/// [`IpvsError::Missing`] if the kernel has none afterwards either.
+/// [`IpvsError::Missing`] if the kernel still has no IPVS afterwards.
 pub fn load() -> Result<(), IpvsError> {
     match Ipvs::open() {
         Err(IpvsError::Missing) => {}

@@ -51,12 +51,13 @@ const IPVS_DEST_ATTR_ADDR_FAMILY: u16 = 11;
 const IPVS_INFO_ATTR_VERSION: u16 = 1;
 const IPVS_INFO_ATTR_CONN_TAB_SIZE: u16 = 2;
 
-/// The kernel has the server in its table. Only the kernel sets it.
+/// The kernel has the server in its table. Only the kernel sets this flag.
 const IP_VS_SVC_F_HASHED: u32 = 0x0002;
 /// The bits of `IPVS_DEST_ATTR_FWD_METHOD` that say how packets are sent on.
 const IP_VS_CONN_F_FWD_MASK: u32 = 0x0007;
 const IP_VS_CONN_F_MASQ: u32 = 0;
-/// The kernel makes this of [`IP_VS_CONN_F_MASQ`] for its own addresses.
+/// The kernel puts this in place of [`IP_VS_CONN_F_MASQ`] if the real server has an address of this
+/// node.
 const IP_VS_CONN_F_LOCALNODE: u32 = 1;
 
 impl IpvsCommand {
@@ -102,7 +103,7 @@ fn write_server(writer: &mut Writer, server: &VirtualServer) {
     let open = writer.begin(IPVS_CMD_ATTR_SERVICE);
     write_server_key(writer, &server.key);
     writer.put_str(IPVS_SVC_ATTR_SCHED_NAME, &server.scheduler);
-    // `struct ip_vs_flags`: the flags, and which of them count.
+    // `struct ip_vs_flags`: the flags, and a mask of those to be set.
     let [flags, mask] = [server.flags, !IP_VS_SVC_F_HASHED].map(u32::to_ne_bytes);
     writer.put(IPVS_SVC_ATTR_FLAGS, &[flags, mask].concat());
     // Both only matter for persistent servers, but are mandatory. The mask makes one address a
@@ -145,7 +146,7 @@ fn write_real_address(writer: &mut Writer, at: SocketAddr) {
     writer.put(IPVS_DEST_ATTR_PORT, &at.port().to_be_bytes());
 }
 
-/// The timeouts of a [`IPVS_CMD_SET_CONFIG`]. (Zero would leave one unchanged.)
+/// The timeouts of a [`IPVS_CMD_SET_CONFIG`]. (The kernel ignores a timeout of zero.)
 pub fn write_timeouts(writer: &mut Writer, timeouts: &Timeouts) {
     let all = [
         (IPVS_CMD_ATTR_TIMEOUT_TCP, timeouts.tcp),

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub const PERSISTENT: u32 = 0x0001;
 
 /// A flag of the schedulers `sh` and `mh`: if the real server that a client's hash names takes no
-/// new connections, another one is chosen; without it such a client is refused
+/// new connections, another one is chosen; without the flag such a client is refused
 /// (`IP_VS_SVC_F_SCHED1`, ipvsadm's `sh-fallback` and `mh-fallback`).
 pub const FALLBACK: u32 = 0x0008;
 
@@ -22,7 +22,7 @@ pub const PORT_HASHED: u32 = 0x0010;
 /// What identifies a virtual server: the destination of its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerKey {
-    /// The real server's address and port.
+    /// The virtual server's address and port.
     pub at: SocketAddr,
     /// The number in the IP header (IANA protocol numbers).
     pub protocol: u8,
@@ -50,7 +50,7 @@ pub struct VirtualServer {
 /// A real server. Packets to it are translated (ipvsadm's `--masquerading`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
-    /// Where it listens; of the same family as the virtual server's address.
+    /// The address and port where it listens; of the same family as the virtual server's address.
     pub at: SocketAddr,
     /// Its share of new connections. With 0 it gets none, but keeps the existing ones.
     pub weight: u32,
@@ -76,13 +76,13 @@ pub struct ObservedServer {
 pub struct Timeouts {
     /// An established TCP connection; in whole seconds, as all of these.
     pub tcp: Duration,
-    /// A TCP connection with a closed end.
+    /// A TCP connection that one end has closed.
     pub tcp_fin: Duration,
     /// The idle timeout of UDP flows.
     pub udp: Duration,
 }
 
-/// What this kernel's IPVS is.
+/// The kernel's IPVS: its version and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Info {
     /// Its version, `major << 16 | minor << 8 | patch`.

@@ -9,7 +9,7 @@ const NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Appends messages to a buffer.
 ///
 /// An attribute's length has 16 bits: a caller that nests more than 65,535 bytes must split them,
-/// and [`Writer::nested_len`] shows how many there are.
+/// and [`Writer::nested_len`] shows how many bytes are nested so far.
 #[derive(Debug, Default)]
 pub struct Writer {
     buffer: Vec<u8>,
@@ -168,7 +168,7 @@ pub struct Messages<'a> {
     rest: &'a [u8],
 }
 
-/// Reads received bytes as messages. What is cut short is not returned.
+/// Reads received bytes as messages. A message that is cut short is not returned.
 pub fn parse_messages(bytes: &[u8]) -> Messages<'_> {
     Messages { rest: bytes }
 }
@@ -199,7 +199,7 @@ pub struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// Reads bytes as attributes. What is cut short is not returned.
+    /// Reads bytes as attributes. An attribute that is cut short is not returned.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }

@@ -19,7 +19,7 @@ use crate::message::{Attributes, Message, parse_messages};
 #[cfg(test)]
 mod tests;
 
-/// Why a request of the kernel by netlink failed.
+/// Why a netlink request to the kernel failed.
 #[derive(Debug, Error)]
 pub enum NetlinkError {
     /// A system call failed.
@@ -100,7 +100,8 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 /// link, which has at most 64 KiB).
 const RECEIVE_PIECE: usize = 64 << 10;
 
-/// A netlink socket, in the network namespace of the thread that opened it. It stays in it.
+/// A netlink socket, in the network namespace of the thread that opened it. The socket stays in
+/// that namespace.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
@@ -110,7 +111,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Opens one to netfilter.
+    /// Opens a socket to netfilter.
     ///
     /// # Errors
     /// [`NetlinkError::Io`]. Opening needs no capability; most requests need `CAP_NET_ADMIN`.
@@ -118,12 +119,13 @@ impl Socket {
         Self::open_to(SockProtocol::NetlinkNetFilter)
     }
 
-    /// Opens one to generic netlink, whose messages have a command where netfilter's have a family.
+    /// Opens a socket to generic netlink, whose messages have a command where netfilter's have a
+    /// family.
     pub fn generic() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkGeneric)
     }
 
-    /// Opens one to rtnetlink: links, addresses and routes.
+    /// Opens a socket to rtnetlink: links, addresses and routes.
     pub fn route() -> Result<Self, NetlinkError> {
         Self::open_to(SockProtocol::NetlinkRoute)
     }
@@ -152,7 +154,8 @@ impl Socket {
     }
 
     /// Limits the wait for an answer, in whole microseconds; zero waits for ever. The kernel
-    /// answers while a request is sent, so this limits only what should not happen.
+    /// answers a request while it is sent, so for requests the limit matters only if something is
+    /// wrong.
     pub fn set_timeout(&self, timeout: Duration) -> Result<(), NetlinkError> {
         let timeout = TimeVal::new(timeout.as_secs() as i64, i64::from(timeout.subsec_micros()));
         setsockopt(&self.fd, sockopt::ReceiveTimeout, &timeout)
@@ -292,8 +295,8 @@ impl Socket {
         answered.unwrap_or(Err(NetlinkError::Unacknowledged))
     }
 
-    /// Sends requests that one message answers each, and passes each answer to `each`, with the
-    /// number of its request. The kernel answers before the send returns.
+    /// Sends requests, of which each is answered by one message, and passes each answer to `each`,
+    /// with the number of its request. The kernel answers before the send returns.
     ///
     /// # Errors
     /// [`NetlinkError::Overflow`] if answers were lost, else [`NetlinkError::Io`].
@@ -378,7 +381,8 @@ impl Socket {
         Errno::result(result).map(drop).map_err(NetlinkError::io("set a socket option"))
     }
 
-    /// Receives the notifications of a multicast group (`enum nfnetlink_groups`) from now on.
+    /// Receives the notifications of a multicast group (`enum nfnetlink_groups`, `enum
+    /// rtnetlink_groups`) from now on.
     pub fn join(&self, group: libc::c_int) -> Result<(), NetlinkError> {
         self.option(libc::NETLINK_ADD_MEMBERSHIP, group)
     }

@@ -34,10 +34,10 @@ pub(crate) const INTERVAL_END: u32 = 1;
 /// A base chain's policy: `NF_ACCEPT`.
 pub(crate) const ACCEPT: u32 = 1;
 
-/// A batch being written, about tables of one family after the other ([`Batch::about`]).
+/// A batch being written, first about tables of one family, then of another ([`Batch::about`]).
 ///
-/// Messages are numbered from the batch's first sequence on, so that a refusal can be led back to
-/// what was refused.
+/// Messages are numbered from the batch's first sequence on, so that a refusal names the message
+/// that was refused.
 #[derive(Debug)]
 pub struct Batch {
     /// The messages before those of the writer, in pieces: one growing buffer would need, for a
@@ -85,12 +85,11 @@ impl Batch {
         self.family = family;
     }
 
-    /// The family of the tables that it is about now.
+    /// The family of the tables that the next messages are about.
     pub(crate) fn family(&self) -> TableFamily {
         self.family
     }
 
-    /// Whether there is nothing in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.what.is_empty()
     }
@@ -185,7 +184,8 @@ impl Batch {
         self.message(libc::NFT_MSG_DELTABLE, 0, table, MessageSubject::Table, |_| {});
     }
 
-    /// Makes a table with its sets, chains and rules, in place of the one that is there, if one is.
+    /// Makes a table with its sets, chains and rules, in place of the existing one, if there is
+    /// one.
     pub fn replace_table(&mut self, is_there: bool, schema: &Schema, chains: &[Chain]) {
         let table = schema.name;
         if is_there {
@@ -280,7 +280,7 @@ impl Batch {
         self.message(libc::NFT_MSG_DELRULE, 0, table, what, |w| w.put_str(2, chain));
     }
 
-    /// Puts these rules in place of those of the chains, which are there.
+    /// Replaces the rules of these chains, which exist, by those given.
     pub fn replace_rules(&mut self, table: &str, chains: &[Chain]) {
         for chain in chains {
             self.flush_chain(table, &chain.name);
@@ -370,7 +370,7 @@ impl Batch {
                     put_key(w, set, key_of(item));
                     write_value(w, item);
                     w.end(open);
-                    // Where the range ends is an element of its own. They share a message.
+                    // The end of a range is an element of its own, in the same message.
                     put_end(w, set, key_of(item));
                 }
                 w.end(list);
@@ -379,7 +379,7 @@ impl Batch {
     }
 }
 
-/// How large a set may grow, where the kernel must know.
+/// How many elements the set may have (`NFTA_SET_DESC_SIZE`): for sets that packets fill.
 fn describe_set(w: &mut Writer, set: &Set) {
     let Some(room) = set.room else { return };
     let description = w.begin(9);
@@ -397,8 +397,8 @@ fn put_key(w: &mut Writer, set: &Set, key: &Key) {
     w.end(open);
 }
 
-/// In a set of ranges, an element that says where a range ends: the key behind the
-/// last one. A range up to the greatest key has none.
+/// In a set of ranges, the element that ends a range: its key is the one after the range's last
+/// key. A range up to the greatest key has no such element.
 fn put_end(w: &mut Writer, set: &Set, key: &Key) {
     let Some(version) = set.range() else { return };
     if let Some(end) = key.bounds(version).1.successor() {

@@ -26,9 +26,9 @@ impl<const N: usize> Bytes<N> {
     /// Without fields.
     pub const EMPTY: Self = Self { length: 0, bytes: [0; N] };
 
-    /// What the kernel sent; `None` when it is longer than any of ours.
+    /// What the kernel sent; `None` if it is longer than any key or data of ours.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        // A key of one short field is sent without what fills its register.
+        // A key of one short field is sent without the padding that fills its register.
         let length = u8::try_from(bytes.len().next_multiple_of(4)).ok()?;
         let mut whole = Self { length, bytes: [0; N] };
         whole.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -85,19 +85,19 @@ impl<const N: usize> Bytes<N> {
 }
 
 impl Key {
-    /// With all addresses from the one in the key up to this one, for a set of ranges.
+    /// Makes the key, which is an address, a range from it up to `last`, for a set of ranges.
     pub fn up_to_address(self, last: IpAddr) -> Self {
         self.address(last)
     }
 
-    /// The first and the last address of a range of this version's addresses.
+    /// The first and the last address of a key that is a range of this version's addresses.
     pub(crate) fn bounds(&self, version: Family) -> (Self, Self) {
         let length = version.address_len();
         let (first, last) = self.bytes[..length * 2].split_at(length);
         (Self::EMPTY.push(first), Self::EMPTY.push(last))
     }
 
-    /// The key behind this one, as a number in network order; `None` behind the greatest one.
+    /// The key after this one, as a number in network order; `None` after the greatest key.
     pub(crate) fn successor(mut self) -> Option<Self> {
         for byte in self.bytes[..usize::from(self.length)].iter_mut().rev() {
             *byte = byte.wrapping_add(1);
@@ -125,14 +125,15 @@ impl Key {
         None
     }
 
-    /// The range with these bounds; `None` when they are no addresses of this version.
+    /// The range with these bounds; `None` if they are not addresses of this version.
     pub(crate) fn from_bounds(version: Family, first: &Self, last: &Self) -> Option<Self> {
         let is_address = |key: &Self| usize::from(key.length) == version.address_len();
         (is_address(first) && is_address(last)).then(|| first.push(last.as_bytes()))
     }
 }
 
-/// Most keys are a third as long as the longest, and are compared and hashed for every element.
+/// Compares only the bytes in use: most keys are a third as long as the longest, and keys are
+/// compared and hashed for every element.
 impl<const N: usize> PartialEq for Bytes<N> {
     fn eq(&self, other: &Self) -> bool {
         self.as_bytes() == other.as_bytes()

@@ -9,7 +9,7 @@ use crate::rule::Rule;
 pub struct Chain {
     /// The chain's name, unique in its table.
     pub name: Arc<str>,
-    /// The hook that calls it; `None` for a chain that others jump or go to.
+    /// The hook that calls it; `None` for a chain that other chains jump or go to.
     pub base: Option<BaseChain>,
     /// What it is for, beside it on the node.
     pub why: &'static str,
@@ -24,7 +24,7 @@ pub struct BaseChain {
     pub kind: ChainKind,
     /// The hook that calls it.
     pub hook: Hook,
-    /// Before chains of higher numbers.
+    /// A chain is called before those of higher numbers.
     pub priority: i32,
 }
 
@@ -54,7 +54,7 @@ pub enum Hook {
     Prerouting,
     /// What arrives for this node itself.
     Input,
-    /// What is routed to another one.
+    /// What is routed to another machine.
     Forward,
     /// What this node sends.
     Output,

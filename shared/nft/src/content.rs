@@ -9,7 +9,7 @@ use crate::set::{Element, SetId};
 /// The desired content of a table. A client renders it and decides nothing about how it gets into
 /// the kernel: that is the [`Keeper`](crate::Keeper)'s.
 pub trait Content {
-    /// Every chain, each before those that refer to it.
+    /// Every chain, each before the chains that refer to it.
     fn chains(&self) -> Vec<Chain>;
 
     /// Every element, in no order. They are made one by one: together they may take more memory
@@ -26,9 +26,9 @@ pub trait Content {
         true
     }
 
-    /// Whether nothing in the table refers to an element any more. It is removed by a transaction
-    /// behind the one that changes everything else: a packet that has read what referred to it
-    /// still finds it.
+    /// Whether nothing in the table refers to an element any more. Such an element is removed by a
+    /// second transaction, after the one that changes everything else: a packet that has read what
+    /// referred to the element still finds it.
     fn is_garbage(&self, _set: SetId, _key: &Key) -> bool {
         false
     }
@@ -45,7 +45,8 @@ pub trait Content {
     }
 
     /// Reviews what is about to be changed, given what the kernel holds, and may change it. Returns
-    /// how many of the removals are no drift, because others may add such elements.
+    /// how many of the removals do not count as drift, because other programs may add such
+    /// elements.
     fn review(&mut self, _seen: &Observed, _delta: &mut Delta) -> usize {
         0
     }

@@ -1,5 +1,5 @@
 //! Elements that packets add to a set and that count packets
-//! ([`Operation::Count`](crate::Operation::Count)), as the kernel tells them.
+//! ([`Operation::Count`](crate::Operation::Count)), as the kernel reports them.
 
 use std::time::Duration;
 

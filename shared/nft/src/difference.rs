@@ -9,8 +9,8 @@ use crate::chain::Chain;
 use crate::edit::Edit;
 use crate::set::{Element, Schema, SetId};
 
-/// Elements to remove and elements to add. One that is replaced is in both lists; the kernel does
-/// both at one instant.
+/// Elements to remove and elements to add. An element that is replaced is in both lists; the kernel
+/// does both at one instant.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// Chains to add first, since elements lead to them.
@@ -34,12 +34,12 @@ impl Delta {
         self.add.clear();
     }
 
-    /// How many elements are removed and added.
+    /// How many elements change: the longer of the two lists, so that replaced elements count once.
     pub fn count(&self) -> usize {
         self.add.len().max(self.delete.len())
     }
 
-    /// Groups elements by set, so that each set's share messages, in an order that is always the
+    /// Sorts elements by set and key: those of one set share messages, and the order is always the
     /// same.
     pub fn sort(&mut self) {
         self.delete.sort_unstable();
@@ -48,7 +48,8 @@ impl Delta {
 
     /// Adds the difference between two lists of elements.
     ///
-    /// Where both begin with the same keys in the same order, as they mostly do, no key is hashed.
+    /// Where both lists begin with the same keys in the same order, as they mostly do, no key is
+    /// hashed.
     pub fn extend(&mut self, now: Vec<Element>, wanted: Vec<Element>) {
         let has_same_key =
             |(now, wanted): &(&Element, &Element)| now.set == wanted.set && now.key == wanted.key;
@@ -82,7 +83,7 @@ impl Delta {
         }
     }
 
-    /// Writes it: chains, then removals, then additions.
+    /// Writes the difference: chains, then removals, then additions.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
         batch.add_chains(schema.name, &self.chains);
         batch.delete_elements(schema, &self.delete);
@@ -120,8 +121,8 @@ impl Structure {
         &self.left_over
     }
 
-    /// Corrects the chains. Elements stay, also those that packets added, so a foreign rule
-    /// interrupts nobody. Correct rules stay with their counters.
+    /// Corrects the chains. Elements stay, also those that packets added, so the removal of a
+    /// foreign rule interrupts no connection. Correct rules stay with their counters.
     pub fn write(&self, batch: &mut Batch, table: &str) {
         batch.delete_chains(table, &self.misplaced);
         for chain in &self.missing {

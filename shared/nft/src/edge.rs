@@ -1,4 +1,4 @@
-//! Ranges as the kernel has them: an element where each begins, and one where it ends.
+//! Ranges as the kernel has them: one element where a range begins, another where it ends.
 
 use denizen_netlink::Attributes;
 
@@ -7,7 +7,7 @@ use crate::bytes::Key;
 use crate::observed_element::{ObservedElement, observed_element};
 use crate::set::Set;
 
-/// Where a range begins, with what it leads to; or the key behind its last one.
+/// The first key of a range, with its value; or the key after the last key of a range.
 #[derive(Debug)]
 pub(crate) struct RangeEdge {
     key: Key,
@@ -16,7 +16,7 @@ pub(crate) struct RangeEdge {
 }
 
 impl RangeEdge {
-    /// An element that the kernel sent; `None` when its key is longer than any of ours.
+    /// An element that the kernel sent; `None` if its key is longer than any key of ours.
     pub fn read(set: &Set, key: &[u8], element: Attributes<'_>) -> Option<Self> {
         let is_end = element.find_u32(3).is_some_and(|flags| flags & INTERVAL_END != 0);
         let begins = (!is_end).then(|| observed_element(set, element));
@@ -24,8 +24,8 @@ impl RangeEdge {
     }
 }
 
-/// The first and the last key of each range. A range without an end, as nft writes it where the
-/// next one begins, goes on to the next one, or to the greatest key.
+/// The first and the last key of each range. A range may have no end: nft leaves it out where the
+/// next range begins. Such a range goes up to the next one, or to the greatest key.
 pub(crate) fn ranges(mut edges: Vec<RangeEdge>) -> Vec<(Key, Key, ObservedElement)> {
     edges.sort_by_key(|edge| (edge.key, edge.begins.is_some()));
     let mut found = Vec::with_capacity(edges.len() / 2);

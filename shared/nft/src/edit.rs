@@ -7,12 +7,12 @@ use crate::chain::Chain;
 use crate::observed_chain::{ObservedChain, ObservedRule};
 use crate::rule::Rule;
 
-/// Rules to remove from a chain, and rules to add. The others stay, with what they have counted.
+/// Rules to remove from a chain, and rules to add. The other rules stay, with their counters.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Edit {
     chain: Arc<str>,
     delete: Vec<u64>,
-    /// Each before a rule that stays; `None`: behind all of them.
+    /// Each with the handle of the rule that it is put before, which stays; `None`: at the end.
     add: Vec<(Option<u64>, Rule)>,
 }
 
@@ -40,8 +40,8 @@ impl Edit {
         edit
     }
 
-    /// Rules are added before others are removed: a rule that goes may be what another is put
-    /// before.
+    /// Adds, then removes. A rule is only put before a rule that stays, so the order does not
+    /// matter.
     pub fn write(&self, batch: &mut Batch, table: &str) {
         for (before, rule) in &self.add {
             let at = before.map_or(RulePosition::End, RulePosition::Before);
@@ -54,7 +54,8 @@ impl Edit {
     }
 }
 
-/// For each pair of places, how many rules behind them both lists have in common, in order.
+/// For each pair of indexes, the length of the longest common subsequence of the rules from there
+/// on.
 fn lengths(seen: &[ObservedRule], wanted: &[ObservedRule]) -> Vec<Vec<usize>> {
     let mut common = vec![vec![0; wanted.len() + 1]; seen.len() + 1];
     for s in (0..seen.len()).rev() {

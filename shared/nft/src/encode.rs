@@ -70,7 +70,7 @@ fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word }
 }
 
-/// An expression that each element of a set has by itself.
+/// An expression of which each element of a set gets its own copy (`NFTA_DYNSET_EXPR`).
 fn put_of_element(w: &mut Writer, name: &str, fill: impl FnOnce(&mut Writer)) {
     const DYNSET_EXPRESSION: u16 = 7;
     let expression = w.begin(DYNSET_EXPRESSION);
@@ -90,7 +90,8 @@ fn counter_data(w: &mut Writer) {
 struct Expressions<'a> {
     writer: &'a mut Writer,
     family: TableFamily,
-    /// What the rule has asked for of the frame's own type: what it carries needs no more asking.
+    /// The EtherType that the rule requires of the frame's own header. What the frame carries is
+    /// then known, and not compared again.
     frame: Option<Key>,
 }
 
@@ -145,8 +146,9 @@ impl Expressions<'_> {
         }
     }
 
-    /// In a bridge's table, and in one of both versions, an address can only be read of what
-    /// carries it, and of ARP and ICMPv6 messages only what they have. nft adds the same.
+    /// Adds the comparisons that make sure that a packet has these fields, as nft does: in a
+    /// bridge's table and in one of both versions, that it is of the address's version; everywhere,
+    /// that it is an ARP or ICMPv6 message, for fields of such messages.
     fn depend(&mut self, key: &[Field]) {
         let version = key.iter().find_map(|field| field.address());
         match (self.family, version) {
@@ -163,7 +165,8 @@ impl Expressions<'_> {
         }
     }
 
-    /// Asks what a frame carries, unless the rule knows.
+    /// Compares the EtherType of what the frame carries, unless the rule has compared the frame's
+    /// own.
     fn carries(&mut self, ether_type: u16) {
         let value = Key::EMPTY.port(ether_type);
         if self.frame != Some(value) {
@@ -181,9 +184,10 @@ impl Expressions<'_> {
         }
     }
 
-    /// Compares as many whole bytes of an address as the prefix has, and masks the last one.
+    /// If the prefix ends at a byte boundary, only its bytes are loaded and compared. Otherwise the
+    /// whole address is masked and compared.
     fn within(&mut self, field: Field, network: IpAddr, prefix: u8) {
-        // In a bridge's table the client asks for the version itself.
+        // In a bridge's table the client compares the version itself.
         if self.family == TableFamily::Inet {
             self.depend(&[field]);
         }
@@ -273,7 +277,8 @@ impl Expressions<'_> {
             }
             word += field.words();
         }
-        // Behind the key. nft's own choice for an IPv6 key lies within it.
+        // The data's register lies behind the key. The one that nft would choose lies within an
+        // IPv6 key.
         let data = update.data.map(|field| (field, word.next_multiple_of(4)));
         if let Some((field, word)) = data {
             self.load(field, word);

@@ -1,9 +1,9 @@
-//! A rule's expressions, in a form in which those that were sent equal those that the kernel gives
-//! back.
+//! A rule's expressions, in a normal form: those that were sent equal those that the kernel
+//! returns.
 //!
-//! The kernel returns more than it was given: counters have counted, a range of one ends where it
-//! begins, and what nobody asked for is zero. A rule's comment names what was sent, but whoever
-//! replaces the rule can keep it.
+//! The kernel returns more than it was given: counters have counted, the range of a NAT expression
+//! has its last address and port too, and attributes that were not set are zero. A rule's id in its
+//! comment does not replace this comparison: a program that replaces the rule can keep the comment.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
                 .collect::<Vec<_>>()
                 .concat()
         }
-        // The expression that each element of the set has of its own.
+        // The expression of which each element of the set has its own copy.
         ("dynset", 7) => {
             let (name, values) = normalized(Attributes::new(value));
             let values =
@@ -70,8 +70,9 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The registers of the last address and port are those of the first where none are given, and the
-/// kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED` by itself.
+/// If only the registers of the first address and port are given, the kernel returns them as those
+/// of the last too. And the kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`
+/// by itself.
 fn normalize_range(values: &mut BTreeMap<u16, Vec<u8>>, registers: &[(u16, u16)], flags: u16) {
     const BY_ITSELF: u8 = 0b11;
     for (first, last) in registers {

@@ -19,7 +19,7 @@ pub enum Decision<'a> {
     Continue,
     /// The packet passes this base chain; later ones may drop it.
     Accept,
-    /// It is dropped or refused.
+    /// The packet is dropped or refused.
     Drop,
     /// Back to where the chain was called.
     Return,
@@ -49,7 +49,7 @@ impl<'a> ExpressionView<'a> {
         self.data
     }
 
-    /// The name of the target of xtables that it asks.
+    /// The name of the xtables target, if the expression calls one.
     pub fn xtables_target(&self) -> Option<&'a str> {
         (self.name == "target").then(|| self.data.find_str(1).unwrap_or_default())
     }
@@ -79,7 +79,7 @@ impl<'a> ExpressionView<'a> {
                 })
             }
             "reject" => Some(Decision::Drop),
-            // A map of verdicts has one as its destination.
+            // A lookup in a verdict map has the verdict register as its destination.
             "lookup" => {
                 (self.data.find_u32(3) == Some(VERDICT_REGISTER)).then_some(Decision::Other)
             }

@@ -47,7 +47,7 @@ impl TableFamily {
         }
     }
 
-    /// The family with this number of the kernel's; `None` for those that Denizen does not use.
+    /// The family with this number of the kernel's; `None` for a family that Denizen does not use.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|family| family.number() == number)
     }

@@ -37,8 +37,8 @@ pub enum Field {
     /// The type of an ICMPv6 message. A rule that reads it matches ICMPv6 alone.
     Icmpv6Type,
     /// The address that a neighbour solicitation asks for, or an advertisement announces (RFC 4861,
-    /// 4.3 and 4.4). nft 1.0.6 has no name for it, so a set has it as its type. The rule asks for
-    /// the type of the message first.
+    /// 4.3 and 4.4). nft 1.0.6 has no name for it, so a set's type is the raw payload,
+    /// `@th,64,128`. A rule must compare the type of the message first.
     NeighbourTarget,
     /// IPv6's hop limit. A rule that reads it matches IPv6 alone.
     HopLimit,
@@ -56,7 +56,7 @@ pub enum Field {
     /// ([`TableFamily::number`](crate::TableFamily::number)).
     IpFamily,
     /// The user who opened the socket that sends the packet, by its number in the user namespace
-    /// that owns the network namespace. No packet without a socket of a process matches.
+    /// that owns the network namespace. A packet that no process's socket sends does not match.
     SocketUser,
     /// The same of the user's group.
     SocketGroup,
@@ -110,8 +110,8 @@ const ORIGINAL: Option<u8> = Some(0);
 const REPLY: Option<u8> = Some(1);
 
 impl Field {
-    /// [`Self::PacketType`] of a frame for this machine. What a bridge sends on from port to port
-    /// is for another machine, which is none of these three.
+    /// [`Self::PacketType`] of a frame for this machine. A frame that a bridge forwards from port
+    /// to port has a fourth type: it is for another machine.
     pub const UNICAST: u8 = 0;
     /// [`Self::PacketType`] of a frame for all stations.
     pub const BROADCAST: u8 = 1;
@@ -121,7 +121,7 @@ impl Field {
     /// [`Self::EtherType`] of frames that carry ARP.
     pub(crate) const ARP: u16 = 0x0806;
 
-    /// The same of packets of this version, if it is an address of theirs.
+    /// The same field in packets of this version, if the field is an IP address. Other fields stay.
     pub fn in_version(mut self, version: Family) -> Self {
         if let Self::Source(of)
         | Self::Destination(of)
@@ -164,7 +164,7 @@ impl Field {
         }
     }
 
-    /// A number of the host's as a value of it.
+    /// The bytes of a number as a value of the field.
     pub(crate) fn number(self, number: u32) -> Vec<u8> {
         match self.size() {
             1 => vec![number as u8],
@@ -174,12 +174,12 @@ impl Field {
         }
     }
 
-    /// 32-bit registers that its value takes.
+    /// How many 32-bit registers its value takes.
     pub(crate) fn words(self) -> u32 {
         self.size().div_ceil(4) as u32
     }
 
-    /// The version of the address that it is.
+    /// The version of the address, if the field is an address of an IP packet or of a connection.
     pub(crate) fn address(self) -> Option<Family> {
         match self {
             Self::Source(version)
@@ -335,7 +335,8 @@ impl Field {
         // Payload: nft's number of the header (`enum proto_desc_id`), and of the field in it.
         let payload = |header, field| expression(PAYLOAD, &numbers(&[header, field]));
         match (self, self.load()) {
-            // No field that nft 1.0.6 has a name for: base, offset and length in bits.
+            // nft 1.0.6 has no name for this field, but describes it by base, offset and length in
+            // bits.
             (Self::NeighbourTarget, _) => {
                 expression(PAYLOAD, &numbers(&[0, 0, TRANSPORT_HEADER + 1, 64, 128]))
             }

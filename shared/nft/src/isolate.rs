@@ -4,11 +4,12 @@
 pub type Refused<'a, T, E> = Vec<(&'a T, E)>;
 
 /// Attempts that one isolation may cost; each part that is refused costs about twice the logarithm
-/// of the number of items. What is left over then counts as refused.
+/// of the number of items. After that many, a refused part is not halved any more, and counts as
+/// refused as a whole.
 const MOST_ATTEMPTS: usize = 2_000;
 
-/// Gives `items` to `attempt`, in halves of halves where it refuses them, so that all but the
-/// single items that are refused on their own are taken.
+/// Gives `items` to `attempt`, and again in halves where it refuses, down to single items: those
+/// that are refused alone are returned, all others are taken.
 pub fn isolate<'a, T, E: Clone>(
     items: &'a [T],
     mut attempt: impl FnMut(&[T]) -> Result<(), E>,

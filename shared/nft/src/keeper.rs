@@ -22,7 +22,8 @@ const REPAIR_TRIES: usize = 10;
 /// How many elements of one set a first load collects before it writes them, about a message full.
 const TOGETHER: usize = 1024;
 
-/// A table that is ours, what is known of the kernel's, and what is not in the kernel yet.
+/// A table of ours, what is known of the kernel's copy, and the changes that are not in the kernel
+/// yet.
 ///
 /// A change costs what changed: the client notes differences, and they are committed without
 /// reading anything. The table is read, and compared with its whole [`Content`], at the start,
@@ -112,22 +113,24 @@ impl Keeper {
         self.is_unknown |= std::mem::replace(&mut self.samples_drops, on) != on;
     }
 
-    /// Another program changed the table: [`Self::check`] has it read, whatever the ruleset's
-    /// generation says. (A batch that adds what others had added raises no generation.)
+    /// Another program changed the table: [`Self::check`] makes the next change read it, whatever
+    /// the ruleset's generation says. (A batch of ours that adds only what exists already is
+    /// counted by [`Mark`] but raises no generation, which can hide another program's change.)
     pub fn note_foreign_change(&mut self) {
         self.verified = None;
     }
 
-    /// Makes the next change read the table first if anybody may have changed it by `now`, the
-    /// state of [`Kernel::now`]. Reading is expensive: for every piece of a dump the kernel counts
-    /// from the first element.
+    /// Makes the next change read the table first if another program may have changed it by `now`,
+    /// the state of [`Kernel::now`]. Reading is expensive: for every piece of a dump the kernel
+    /// counts from the first element.
     pub fn check(&mut self, now: Option<Mark>) {
         let known = now.zip(self.verified);
         self.is_unknown |= !known.is_some_and(|(now, verified)| now.only_ours_since(verified));
     }
 
-    /// Brings tables to their contents: those that are known by one transaction for all of them,
-    /// and the others one by one. After an error, call it again: it starts from what it observes.
+    /// Brings tables to their contents: all tables whose state in the kernel is known by one
+    /// transaction, and each other table by its own. After an error, call it again: it starts from
+    /// what it observes.
     ///
     /// # Errors
     /// The first error. All that the kernel accepts is programmed.
@@ -136,7 +139,8 @@ impl Keeper {
         tables: &mut [(&mut Self, &mut C)],
     ) -> Result<Repair, NftError> {
         match commit(kernel, tables) {
-            // It raced with another program's change, or will be refused again and then isolated.
+            // It raced with another program's change; or the kernel refuses a part of it, which
+            // `reconcile` isolates.
             Ok(()) | Err(NftError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -167,7 +171,7 @@ impl Keeper {
     }
 
     /// Removes a table, whatever version made it. The chains `first` are emptied before, so that no
-    /// packet is in those that they lead to. Returns whether it was there.
+    /// packet is in the chains that they lead to. Returns whether it was there.
     ///
     /// # Errors
     /// The kernel's.
@@ -188,7 +192,7 @@ impl Keeper {
         let seen = kernel.observe(schema)?;
         match seen.owner() {
             Some(owner) => Err(NftError::Owned { family: schema.family, owner }),
-            // The kernel accepted it.
+            // The table exists, so the kernel has accepted it.
             None if seen.is_there() => Ok(()),
             None => try_table(kernel, schema, chains),
         }
@@ -273,7 +277,8 @@ impl Keeper {
             Extent::Partly { into_foreign } if seen.is_there() => into_foreign,
             Extent::Partly { .. } | Extent::Whole => return Ok(structure),
         };
-        // An earlier run may have ended while a command watched drops.
+        // An earlier run may have ended while a command watched drops, so the sampling rules may be
+        // there.
         let with_samples = || seen.structure(schema, &sampled(content.chains()));
         let is_additive = |structure: &Structure| structure.is_additive();
         let additive = structure.filter(is_additive);
@@ -289,7 +294,7 @@ impl Keeper {
         }
     }
 
-    /// The difference to the content, and how many of the removals are no drift.
+    /// The difference to the content, and how many of the removals do not count as drift.
     fn difference(&mut self, content: &mut impl Content, seen: &Observed) -> (Delta, usize) {
         let mut count = 0;
         let elements = content.elements().inspect(|_| count += 1);
@@ -319,8 +324,8 @@ impl Keeper {
         let mut batch = kernel.batch(family, Some(generation));
         batch.replace_table(seen.is_there(), &self.schema, &chains);
         self.count = 0;
-        // Many of one set go together, as they come: sorting would take as long as rendering, and a
-        // list of all of them more memory than the batch.
+        // Elements are written many of one set at a time, in the order in which they come: sorting
+        // would take as long as rendering, and a list of all elements more memory than the batch.
         let mut by_set: BTreeMap<SetId, Vec<Element>> = BTreeMap::new();
         for element in content.elements() {
             let of_set = by_set.entry(element.set).or_default();
@@ -397,8 +402,8 @@ fn kept(content: &mut impl Content, seen: &Observed) -> Vec<Element> {
     kept
 }
 
-/// Commits what was noted about tables that are known: one transaction for all of them, and one for
-/// what nothing refers to behind it.
+/// Commits what was noted about tables that are known: one transaction for all of them, and a
+/// second for elements that nothing refers to any more ([`Content::is_garbage`]).
 fn commit<C: Content>(
     kernel: &mut Kernel,
     tables: &mut [(&mut Keeper, &mut C)],
@@ -438,7 +443,8 @@ fn commit<C: Content>(
     Ok(())
 }
 
-/// A table with an owner process is not ours: our tables have none, because they outlive the agent.
+/// A table with an owner process is not ours: our tables have no owner, because they outlive the
+/// agent.
 fn remove_observed(
     kernel: &mut Kernel,
     schema: &Schema,

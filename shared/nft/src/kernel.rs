@@ -27,7 +27,7 @@ const DUMP_TRIES: usize = 20;
 /// Why nf_tables could not be read or changed.
 #[derive(Debug, Error)]
 pub enum NftError {
-    /// It cannot be read or written at all.
+    /// nf_tables cannot be read or written at all.
     #[error("nf_tables, {family} table: cannot {doing}")]
     Netlink {
         /// The table's family.
@@ -55,8 +55,8 @@ pub enum NftError {
     /// No netlink socket could be opened.
     #[error("cannot open netlink to nf_tables")]
     Open(#[source] NetlinkError),
-    /// Only its owner process may change it, and the kernel removes it with that process
-    /// (`NFT_TABLE_F_OWNER`).
+    /// Only its owner process may change the table, and the kernel removes the table with that
+    /// process (`NFT_TABLE_F_OWNER`).
     #[error("nf_tables, {family} table: it is owned by another process (netlink portid {owner})")]
     Owned {
         /// The table's family.
@@ -64,14 +64,14 @@ pub enum NftError {
         /// The owner's portid: most often its process id.
         owner: u32,
     },
-    /// A table of another version exists, and not all of its new content is known: replacing it now
-    /// would lose what it does.
+    /// A table of another version of Denizen exists, and not all of its new content is known:
+    /// replacing it now would lose what it does.
     #[error("nf_tables, {family} table: the table of another version stays until all is known")]
     OtherVersion {
         /// The table's family.
         family: TableFamily,
     },
-    /// Everything except these was programmed.
+    /// The kernel refused some parts; everything else was programmed.
     #[error("nf_tables, {family} table: the kernel refused {}", names.join("; "))]
     Parts {
         /// The table's family.
@@ -88,7 +88,7 @@ pub enum NftError {
 }
 
 impl NftError {
-    /// The family of the table that it is about; `None` if it is about none.
+    /// The family of the table that the error is about; `None` if it is about no table.
     pub fn family(&self) -> Option<TableFamily> {
         match self {
             Self::Netlink { family, .. }
@@ -101,7 +101,7 @@ impl NftError {
         }
     }
 
-    /// The error that the kernel answered with, if it is that.
+    /// The errno that the kernel answered with, if it answered.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Netlink { source, .. } | Self::Refused { source, .. } | Self::Open(source) => {
@@ -130,8 +130,8 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whether only we have committed since: every accepted batch, whoever's, raises the generation
-    /// by one.
+    /// Whether only we have committed since: every accepted batch that changes something, whoever
+    /// sent it, raises the generation by one.
     pub fn only_ours_since(self, since: Self) -> bool {
         let all = self.generation.wrapping_sub(since.generation);
         all == self.taken.wrapping_sub(since.taken)
@@ -139,19 +139,20 @@ impl Mark {
 }
 
 impl Kernel {
-    /// Opens it.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// [`NetlinkError`] when there is no netlink socket to be had.
+    /// [`NetlinkError`] if no netlink socket can be opened.
     pub fn open() -> Result<Self, NetlinkError> {
         Socket::open().map(|socket| Self { socket, taken: Arc::default() })
     }
 
-    /// Another connection, in the network namespace of the calling thread, which must be this
-    /// one's. For [`Mark::only_ours_since`], what is committed there is committed here, and the
-    /// other way round.
+    /// Another connection, in the network namespace of the calling thread, which must be the
+    /// namespace of this connection. For [`Mark::only_ours_since`], the batches of both count as
+    /// ours.
     ///
-    /// *Invariant:* one thread uses both. With two, a batch could be taken that is not counted yet.
+    /// *Invariant:* one thread uses both. With two threads, the generation could be read between a
+    /// commit and the count of it.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -159,13 +160,13 @@ impl Kernel {
         Socket::open().map(|socket| Self { socket, taken: self.taken.clone() })
     }
 
-    /// The portid by which the kernel's notifications name what came through here.
+    /// The portid that the kernel's notifications have of changes made through this connection.
     pub fn portid(&self) -> u32 {
         self.socket.portid()
     }
 
     /// A batch about tables of a family, and of others after [`Batch::about`]. With `generation`,
-    /// the kernel refuses it when anybody has changed anything since then ([`NftError::Raced`]).
+    /// the kernel refuses it if any program has changed anything since then ([`NftError::Raced`]).
     pub fn batch(&mut self, family: TableFamily, generation: Option<u32>) -> Batch {
         // A batch has fewer messages than this by far; numbers need only differ from the last
         // batch's.
@@ -216,7 +217,7 @@ impl Kernel {
         self.commit(batch)
     }
 
-    /// Reads all of a table but what packets put into its sets.
+    /// Reads a whole table, except the elements of sets that packets fill.
     ///
     /// # Errors
     /// [`NftError::Netlink`]; a read that a change interrupts is repeated a bounded number of times
@@ -257,7 +258,7 @@ impl Kernel {
     /// Reads the elements of a set, and nothing else of its table.
     ///
     /// # Errors
-    /// [`NetlinkError`], when the table or the set is not there too.
+    /// [`NetlinkError`], also if the table or the set is not there.
     pub fn read_set(
         &mut self,
         schema: &Schema,
@@ -273,10 +274,7 @@ impl Kernel {
     }
 
     /// The elements of a set that count packets, in no order; none if the table or the set is not
-    /// there. One may come twice, if packets fill the set meanwhile.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// there. An element may come twice, if packets fill the set meanwhile.
     pub fn counted_elements(
         &mut self,
         family: TableFamily,
@@ -292,11 +290,8 @@ impl Kernel {
         }
     }
 
-    /// How many elements a set has. `None` where the set is not there, or the kernel does not tell:
+    /// How many elements a set has. `None` if the set is not there, or the kernel does not tell:
     /// before 6.16 there is no `NFTA_SET_COUNT`, and all elements would have to be read.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
     pub fn count(&mut self, schema: &Schema, set: &Set) -> Result<Option<u32>, NetlinkError> {
         const COUNT: u16 = 20;
         let mut request = Writer::default();
@@ -316,7 +311,8 @@ impl Kernel {
         Ok(count)
     }
 
-    /// The state that was read last, when nothing of ours was committed since.
+    /// The state of the ruleset when `seen` was read, provided that we have committed nothing
+    /// since.
     pub fn mark(&self, seen: &Observed) -> Mark {
         Mark { generation: seen.generation, taken: self.taken.load(Ordering::Relaxed) }
     }
@@ -327,11 +323,7 @@ impl Kernel {
         Some(Mark { generation: self.generation().ok()?, taken })
     }
 
-    /// The number of the present state of the ruleset of this network namespace, of all tables
-    /// together.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// The present generation of the ruleset of this network namespace. All tables share it.
     pub fn generation(&mut self) -> Result<u32, NetlinkError> {
         const GENERATION_ID: u16 = 1;
         let sequence = self.socket.sequences(1);
@@ -344,10 +336,7 @@ impl Kernel {
         generation.ok_or(NetlinkError::Unacknowledged)
     }
 
-    /// Every table, as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// Every table for which `each` returns something.
     pub fn tables<T>(
         &mut self,
         mut each: impl FnMut(TableView<'_>) -> Option<T>,
@@ -355,10 +344,8 @@ impl Kernel {
         self.read(libc::NFT_MSG_GETTABLE, None, &[], |message| each(TableView(message)))
     }
 
-    /// Every chain of the tables of a family (`None`: of all), as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// Every chain of a family's tables (`None`: of all families) for which `each` returns
+    /// something.
     pub fn chains<T>(
         &mut self,
         family: Option<TableFamily>,
@@ -367,10 +354,7 @@ impl Kernel {
         self.read(libc::NFT_MSG_GETCHAIN, family, &[], |message| each(ChainView(message)))
     }
 
-    /// Every rule of a table, or of one of its chains, as far as `each` wants it.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// Every rule of a table, or of one of its chains, for which `each` returns something.
     pub fn rules<T>(
         &mut self,
         family: TableFamily,
@@ -379,17 +363,15 @@ impl Kernel {
         mut each: impl FnMut(RuleView<'_>) -> Option<T>,
     ) -> Result<Vec<T>, NetlinkError> {
         let of: Vec<&str> = [table].into_iter().chain(chain).collect();
-        // Where the kernel does not narrow a dump, it has other tables' rules, too.
+        // A kernel that does not filter the dump by table sends other tables' rules, too.
         self.read(libc::NFT_MSG_GETRULE, Some(family), &of, |message| {
             about(table, &message).and_then(|_| each(RuleView(message)))
         })
     }
 
-    /// The packets that rules of a table have counted, of those of these chains that `reason` names
-    /// one for. Another chain may have an equal rule for another reason.
-    ///
-    /// # Errors
-    /// [`NftError::Netlink`].
+    /// The packets that rules of these chains have counted, if `reason` names a reason for the
+    /// rule. Rules are found by chain and id: another chain may have an equal rule for another
+    /// reason.
     pub fn counted<R: Copy>(
         &mut self,
         schema: &Schema,

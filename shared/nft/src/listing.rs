@@ -1,5 +1,5 @@
-//! Anybody's rules as text, close to nft's own, as far as they are understood. What is not
-//! understood is called by its name in the kernel: this is for a person who looks for the rule.
+//! Rules of any owner as text, close to nft's own. An expression that is not understood appears by
+//! its name in the kernel: the text is for a person who looks for the rule.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::expression_view::{Decision, ExpressionView};
 use crate::field::{Field, Load, write_value};
 use denizen_packet::Family;
 
-/// Fields that are printed as nft does. Others have a name here, or are numbers.
+/// Fields that are printed as nft does. Others have a name below, or are printed as numbers.
 const FIELDS: [Field; 30] = [
     Field::EtherSource,
     Field::EtherDestination,
@@ -46,7 +46,7 @@ const FIELDS: [Field; 30] = [
     Field::AnswerSource(Family::V6),
 ];
 
-/// `enum nft_meta_keys`, where [`FIELDS`] have none.
+/// Names of `enum nft_meta_keys` that are not among [`FIELDS`].
 const META: [(u32, &str); 5] =
     [(4, "iif"), (5, "oif"), (8, "meta iiftype"), (12, "meta nftrace"), (17, "meta iifgroup")];
 
@@ -149,7 +149,7 @@ impl Registers {
             }
             _ => (Load::Meta(number(2)), data.find_u32(1)),
         };
-        // Of an address, whole bytes are compared where a prefix ends with them.
+        // For a prefix that ends at a byte boundary, only its bytes of the address are loaded.
         let is_it = |field: &&Field| {
             let size = number(4) as usize;
             let is_part = field.address().is_some() && size < field.size();
@@ -171,7 +171,7 @@ impl Registers {
             self.put(into, Loaded { text, field });
             return None;
         }
-        // It sets the field, from the register of this attribute.
+        // The expression sets the field, from the register that this attribute names.
         let source = if name == "ct" { data.find_u32(4) } else { data.find_u32(3) };
         (name != "payload").then(|| format!("{text} set {}", self.held(source).text))
     }
@@ -236,7 +236,7 @@ fn decision(expression: &ExpressionView<'_>) -> Option<String> {
     })
 }
 
-/// As nft writes a value of the field, if it is one; else the bytes.
+/// A value of the field as nft writes it, if it has the field's length; otherwise the bytes.
 fn value_text(field: Option<Field>, value: &[u8]) -> String {
     struct Value<'a>(Field, &'a [u8]);
     impl std::fmt::Display for Value<'_> {

@@ -40,7 +40,7 @@ impl FieldPrefix {
         prefix_mask(self.bits, self.field.size())
     }
 
-    /// The bit behind them, if that is set.
+    /// The bit after the prefix, if the lookup marks it.
     pub fn mark(self) -> Vec<u8> {
         let mut mark = vec![0; self.field.size()];
         if self.is_marked {

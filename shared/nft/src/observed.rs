@@ -62,7 +62,7 @@ impl Observed {
         self.table
     }
 
-    /// The netlink portid that alone may change the table, where it has an owner.
+    /// The netlink portid of the table's owner, if it has one: nobody else may change the table.
     pub fn owner(&self) -> Option<u32> {
         self.owner
     }
@@ -90,7 +90,7 @@ impl Observed {
         elements.map(|(set, key, (value, comment))| (set, key, value.as_ref(), comment.as_ref()))
     }
 
-    /// The elements without data of the sets that are asked for, as they are.
+    /// The plain members, elements without data, of the sets that `of` selects.
     pub fn members(&self, of: impl Fn(SetId) -> bool) -> Vec<Element> {
         let members = self.elements().filter(|(set, _, value, _)| {
             of(*set) && value.is_some_and(|value| *value == Value::Member)
@@ -105,8 +105,8 @@ impl Observed {
             .collect()
     }
 
-    /// What differs between the table's chains and these; `None` when the table cannot be kept: it
-    /// is not there, or its sets are not those that it should have.
+    /// The difference between the table's chains and `chains`; `None` if the table cannot be kept:
+    /// it is not there, or its sets are not the declared ones.
     pub fn structure(&self, schema: &Schema, chains: &[Chain]) -> Option<Structure> {
         let is_usable = self.table && self.flags == 0 && self.strange == 0;
         if !is_usable || !self.has_sets(&schema.sets) {
@@ -138,7 +138,8 @@ impl Observed {
         Some(structure)
     }
 
-    /// The difference between the observed elements and `wanted`, in the sets that `covers` names.
+    /// The difference between the observed elements and `wanted`, in the sets that `covers`
+    /// selects.
     pub fn difference(
         &self,
         wanted: impl Iterator<Item = Element>,

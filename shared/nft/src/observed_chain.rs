@@ -44,7 +44,7 @@ pub(crate) struct ObservedChain {
     pub handles: Vec<u64>,
 }
 
-/// A rule as the kernel has it: its id, and what it does. The words behind the id do not count.
+/// A rule as the kernel has it: its id, and what it does. The text after the id is not compared.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ObservedRule {
     id: Option<RuleId>,

@@ -9,7 +9,7 @@ use crate::bytes::Data;
 use crate::set::{DataType, Set, Value};
 use crate::user_data::comment_in;
 
-/// An element's value (`None`: something that no element of ours leads to), and its comment.
+/// An element's value (`None`: a value that no element of ours has), and its comment.
 pub(crate) type ObservedElement = (Option<Value>, Option<Arc<str>>);
 
 pub(crate) fn observed_element(set: &Set, element: Attributes<'_>) -> ObservedElement {

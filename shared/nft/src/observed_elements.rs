@@ -10,10 +10,10 @@ use crate::observed_element::ObservedElement;
 use crate::set::{SetId, Value};
 
 /// The elements of a table that were read. A firewall of a large cluster has 350,000, most of them
-/// plain members of sets, so a key takes no more bytes than it has, and a member nothing else.
+/// plain members of sets, so a key is stored in its own length, and a plain member needs no value.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedElements {
-    /// Of each element its set and its key, one behind the other.
+    /// Set and key of each element, one element behind the other.
     keys: Vec<u8>,
     /// Where each element's key ends in `keys`.
     ends: Vec<u32>,

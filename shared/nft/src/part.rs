@@ -53,7 +53,8 @@ fn with_causes(error: &NftError) -> String {
     text
 }
 
-/// Commits every change of a refused difference that the kernel accepts, and returns the others.
+/// Commits every change of a refused difference that the kernel accepts, and returns the rejected
+/// ones.
 pub(crate) fn commit_parts(
     kernel: &mut Kernel,
     schema: &Schema,

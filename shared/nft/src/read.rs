@@ -29,7 +29,7 @@ fn table_family(message: &Message<'_>) -> Option<TableFamily> {
 }
 
 impl<'a> TableView<'a> {
-    /// Its family; `None` for one that Denizen does not know.
+    /// Its family; `None` for a family that Denizen does not use.
     pub fn family(&self) -> Option<TableFamily> {
         table_family(&self.0)
     }
@@ -47,7 +47,7 @@ impl<'a> TableView<'a> {
 }
 
 impl<'a> ChainView<'a> {
-    /// The family of its table; `None` for one that Denizen does not know.
+    /// The family of its table; `None` for a family that Denizen does not use.
     pub fn family(&self) -> Option<TableFamily> {
         table_family(&self.0)
     }
@@ -89,7 +89,7 @@ impl<'a> RuleView<'a> {
         rule_text(self.expressions())
     }
 
-    /// What it is removed by.
+    /// Its handle, by which it is removed.
     pub fn handle(&self) -> Option<u64> {
         self.0.attributes().find(3)?.try_into().ok().map(u64::from_be_bytes)
     }

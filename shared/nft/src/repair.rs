@@ -26,7 +26,7 @@ impl Add for Repair {
 }
 
 impl Repair {
-    /// Nothing was repaired.
+    /// Whether nothing was repaired.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }

@@ -13,7 +13,7 @@ use crate::statement::Statement;
 pub struct Rule {
     /// What it asks and does.
     pub statements: Vec<Statement>,
-    /// Why it is there, for a person who lists the chain: at most 100 bytes, without quotes.
+    /// Why the rule exists, for a person who lists the chain: at most 100 bytes, without quotes.
     pub why: &'static str,
 }
 

@@ -4,14 +4,14 @@ use crate::chain::Chain;
 use crate::rule::Rule;
 use crate::statement::{Limit, Statement, Verdict};
 
-/// The most packets of one rule that are shown: for each, the kernel writes two messages.
+/// At most this many packets of one rule are shown: for each, the kernel writes two messages.
 const LIMIT: Limit = Limit { burst: 5, hourly: 5 * 3600 };
 
-/// The same chains with a rule before each one that drops or refuses packets. It has the kernel
-/// report the packet ([`Statement::Trace`]), and then what becomes of it.
+/// The same chains with a rule before each one that drops or refuses packets. The added rule makes
+/// the kernel report the packet ([`Statement::Trace`]), and then what becomes of it.
 ///
-/// No such rule is there while nobody watches: it would cost packets time, and as long as any rule
-/// in the kernel traces, every chain of the node asks each packet whether it is traced.
+/// Such rules exist only while a command watches: they cost packets time, and as long as any rule
+/// in the kernel traces, every chain of the node checks for each packet whether it is traced.
 pub fn sampled(chains: Vec<Chain>) -> Vec<Chain> {
     chains
         .into_iter()
@@ -31,7 +31,7 @@ fn sample_of(rule: &Rule) -> Option<Rule> {
     drops.then(|| Rule { statements: matches.chain(sample).collect(), why: rule.why })
 }
 
-/// Whether it only matches packets, and changes nothing.
+/// Whether the statement only matches packets, and changes nothing.
 fn is_match(statement: &Statement) -> bool {
     match statement {
         Statement::Equals(..)

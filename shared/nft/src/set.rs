@@ -11,7 +11,7 @@ use crate::lookup::Lookup;
 use crate::user_data::{expression, find_tlv, tlv, with_nul};
 use denizen_packet::Family;
 
-/// What a client calls one of its sets: a number of its own choice, different from those of the
+/// A client's number for one of its sets: the client chooses it, different from the numbers of the
 /// table's other sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SetId(pub u8);
@@ -42,17 +42,17 @@ pub struct Set {
     pub comment: &'static str,
     /// The fields that a key consists of.
     pub key: Vec<Field>,
-    /// Whether elements are ranges of the one field, an address ([`Key::up_to_address`]). The ranges
-    /// do not overlap.
+    /// Whether elements are ranges of the key's only field, an address ([`Key::up_to_address`]).
+    /// The ranges do not overlap.
     ///
-    /// The kernel has sets of ranges of several fields too, but a look-up there goes through every
-    /// element with the packet's values of the fields in front, and a change through all elements.
-    /// In place of these, a set has prefixes ([`Lookup::prefix`]).
+    /// The kernel has sets of ranges of several fields too, but a lookup in such a set goes through
+    /// every element that has the packet's values in the first fields, and a change through all
+    /// elements. A set with prefixes as elements ([`Lookup::prefix`]) takes their place.
     pub is_ranged: bool,
     /// What a key leads to.
     pub data: DataType,
-    /// How many elements packets may put into it, each with a time-out: about 100 bytes of the
-    /// kernel's memory each. `None` when only the client puts elements into it.
+    /// How many elements packets may add, each with a timeout: about 100 bytes of the kernel's
+    /// memory each. `None` if only the client adds elements.
     pub room: Option<u32>,
 }
 
@@ -70,9 +70,9 @@ pub enum DataType {
 /// What a key leads to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// It is in the set.
+    /// Nothing: the key is a member of a set.
     Member,
-    /// Goes to the chain of this name, not to come back.
+    /// The verdict to go to the chain of this name, and not to return.
     Goto(Arc<str>),
     /// Values of the fields that the map's data consists of.
     Data(Data),
@@ -92,14 +92,15 @@ pub struct Element {
 }
 
 impl Schema {
-    /// The set with this number. A client's elements are of sets that it declared.
+    /// The set with this number. It exists: a client's elements are in sets that the client
+    /// declared.
     pub fn set(&self, id: SetId) -> &Set {
         let found = self.sets.iter().find(|set| set.id == id);
         found.expect("an element's set is one that the table's schema has")
     }
 
-    /// The sets whose elements are compared. Not those that packets fill; reading them would take
-    /// minutes where there are many: for every piece of a dump the kernel counts from the first
+    /// The sets whose elements are compared. Sets that packets fill are not compared. Reading many
+    /// elements would take minutes: for every piece of a dump the kernel counts from the first
     /// element.
     pub(crate) fn compared(&self) -> impl Iterator<Item = &Set> {
         self.sets.iter().filter(|set| set.room.is_none())
@@ -145,7 +146,7 @@ fn description_of(fields: &[Field]) -> Vec<u8> {
 }
 
 impl Set {
-    /// The same with addresses of this version in its keys and values.
+    /// The same set with addresses of this version in its keys and values.
     pub fn in_version(mut self, version: Family) -> Self {
         let fields = match &mut self.data {
             DataType::None | DataType::Verdict => &mut Vec::new(),
@@ -162,13 +163,12 @@ impl Set {
         self.lookup_of(self.key.clone())
     }
 
-    /// A lookup of other fields than those that the set is declared with: of the same sizes.
+    /// A lookup of other fields than the declared ones. They must have the same sizes.
     pub fn lookup_of(&self, key: Vec<Field>) -> Lookup {
         Lookup { set: self.name, key, prefix: None }
     }
 
-    /// The same as [`Self::lookup`], where a number below `below` is drawn in place of the key's
-    /// random number.
+    /// Like [`Self::lookup`], but the key's random number is drawn below `below`.
     pub fn draw(&self, below: u32) -> Lookup {
         let is_random = |field: &Field| matches!(field, Field::Random(_));
         let drawn = self
@@ -178,17 +178,17 @@ impl Set {
         self.lookup_of(drawn.collect())
     }
 
-    /// The kernel's number for the key's type, and the key's length.
+    /// nft's number for the key's type, and the key's length.
     pub(crate) fn key_type(&self) -> (u32, u32) {
         let length = match self.key[..] {
-            // Whole registers only where there are several.
+            // Only a key of several fields is padded to whole registers.
             [field] => field.size() as u32,
             _ => len_of(&self.key),
         };
         (type_of(&self.key), length)
     }
 
-    /// The same of the data.
+    /// nft's number for the data's type, and the data's length.
     pub(crate) fn data_type(&self) -> Option<(u32, u32)> {
         match &self.data {
             DataType::None => None,
@@ -197,7 +197,7 @@ impl Set {
         }
     }
 
-    /// The version of the addresses, if its elements are ranges of them.
+    /// The version of the addresses, if the elements are ranges.
     pub(crate) fn range(&self) -> Option<Family> {
         let field = self.key.first().filter(|_| self.is_ranged)?;
         field.address()
@@ -245,7 +245,7 @@ impl Set {
     }
 }
 
-/// User data of a set without the comment, which may be worded otherwise.
+/// User data of a set without the comment, which another release may word differently.
 pub(crate) fn without_comment(user_data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for kind in 0..COMMENT {
@@ -282,7 +282,7 @@ impl fmt::Display for FieldsText<'_> {
     }
 }
 
-/// How far a range of addresses goes, as nft writes it: by a prefix length where there is one.
+/// The end of a range of addresses as nft writes it: a prefix length if the range is a prefix.
 fn write_end(
     f: &mut fmt::Formatter<'_>,
     version: Family,
@@ -320,7 +320,7 @@ pub fn endpoint(address: IpAddr, port: u16) -> Data {
     Data::EMPTY.address(address).port(port)
 }
 
-/// The address and the port in a map's data; `None` when it is something else.
+/// The address and the port in a map's data; `None` if the data is something else.
 pub fn read_endpoint(version: Family, data: &Data) -> Option<(IpAddr, u16)> {
     let bytes = data.as_bytes();
     let port = bytes.get(version.address_len()..)?.first_chunk()?;

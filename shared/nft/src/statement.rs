@@ -14,11 +14,11 @@ use denizen_packet::Family;
 pub enum Statement {
     /// Asks whether the field has this value.
     Equals(Field, Key),
-    /// Asks whether it has another value.
+    /// Asks whether the field has another value.
     NotEquals(Field, Key),
     /// Asks whether the field, a number in network order, lies between these two or is one of them.
     Between(Field, Key, Key),
-    /// Asks whether the field, an interface's name, begins so.
+    /// Asks whether the field, an interface's name, begins with this text.
     BeginsWith(Field, Arc<str>),
     /// Asks whether the field, an address, is in the range of this address and prefix length.
     Within(Field, IpAddr, u8),
@@ -33,43 +33,46 @@ pub enum Statement {
         /// What those bits are compared with.
         value: u32,
     },
-    /// Asks whether the set has the packet's values.
+    /// Asks whether the packet's values are in the set.
     In(Lookup),
-    /// Asks whether it has not. Not in a bridge's table, where this would be true of every frame
-    /// that carries something else.
+    /// Asks whether the packet's values are not in the set. Not for a bridge's table: there it
+    /// would match every frame that carries something else.
     NotIn(Lookup),
-    /// Asks, in the way of xtables, whether a packet matches. For chains that iptables made: it
-    /// refuses to show or change a table with other expressions.
+    /// Asks, in the way of xtables, whether a packet matches. For chains that iptables made:
+    /// iptables refuses to show or change a table with other expressions.
     Xtables {
         /// The xtables match's name.
         name: &'static str,
         /// The revision of the match's data.
         revision: u32,
-        /// What it asks, as its structure.
+        /// The match's data, in its binary structure.
         info: Vec<u8>,
     },
     /// Changes a field.
     Assign(Variable, Assigned),
-    /// Goes where the map says; on with the next statement when it has no such key.
+    /// Executes the verdict that the map has for the key; on with the next rule if the map has no
+    /// such key.
     GoWhere(Lookup),
-    /// Translates the destination to the address and port that the map says; on with the next rule
-    /// when it has no such key.
+    /// Translates the destination to the address and port that the map has for the key; on with the
+    /// next rule if the map has no such key.
     Dnat(Family, Lookup),
-    /// Changes an element of a set or map that packets fill; on with the next rule when it is full.
+    /// Changes an element of a set or map that packets fill; on with the next rule if the set or
+    /// map is full.
     Update(Update),
     /// Replaces the source by the address of the interface that the packet leaves by, with a random
     /// port.
     Masquerade,
-    /// Translates the destination to this port of the machine itself: the interface that the packet
-    /// came in by, or the loopback of what the machine sends.
+    /// Translates the destination to this port of the machine itself, at an address of the
+    /// interface that the packet came in by; for a packet that the machine sends, at the loopback
+    /// address.
     Redirect(u16),
     /// Counts packets and bytes.
     Counter,
-    /// Asks whether there were no more packets than this.
+    /// Asks whether the rate of packets is within this limit.
     Limit(Limit),
     /// From here on, the kernel reports what happens to the packet ([`Tracer`](crate::Tracer)).
     Trace,
-    /// Answers, and drops the packet.
+    /// Drops the packet, and answers its sender with a TCP reset or an ICMP error.
     Reject(Reject),
     /// Decides what happens to the packet.
     Verdict(Verdict),
@@ -81,7 +84,7 @@ impl Statement {
         Self::Equals(Field::EtherType, Key::EMPTY.port(version.ether_type()))
     }
 
-    /// Asks whether what a table of both versions sees is a packet of this version.
+    /// Asks whether a packet is of this version, in a table of both versions.
     pub fn is_of(version: Family) -> Self {
         Self::Equals(Field::IpFamily, Key::EMPTY.byte(TableFamily::from(version).number()))
     }
@@ -118,11 +121,11 @@ impl From<Variable> for Field {
 pub enum Assigned {
     /// The value 0.
     Zero,
-    /// What it was, with these bits alone.
+    /// The old value with only these bits kept.
     And(u32),
-    /// What it was, with these bits set.
+    /// The old value with these bits set.
     Or(u32),
-    /// What the map says; on with the next rule when it has no such key.
+    /// What the map has for the key; on with the next rule if the map has no such key.
     Found(Lookup),
 }
 
@@ -131,31 +134,31 @@ pub enum Assigned {
 pub struct Update {
     /// The name of the set or map that packets fill.
     pub set: &'static str,
-    /// The fields that make the key; of each, the bits that count, where not all do.
+    /// The fields that make the key; for each, a mask of the bits that count, unless all do.
     pub key: Vec<(Field, Option<u32>)>,
     /// What happens to the element.
     pub operation: Operation,
-    /// What the key leads to then, in a map.
+    /// In a map: the field whose value the key then leads to.
     pub data: Option<Field>,
 }
 
 /// What is done to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made, or renewed.
+    /// The element is made, or its timeout begins anew.
     Update {
-        /// When it goes, in seconds.
+        /// The element's timeout in seconds.
         seconds: u32,
         /// How many packets it lets through; on with the next rule when there were more.
         limit: Option<Limit>,
     },
-    /// It is made if it is not there, and counts the packet; on with the next rule when the set is
-    /// full.
+    /// The element is made if it is not there, and counts the packet; on with the next rule if the
+    /// set is full.
     Count {
-        /// When it goes, in seconds.
+        /// The element's timeout in seconds.
         seconds: u32,
-        /// Whether each packet begins its time anew. Otherwise it goes however many packets it
-        /// counts.
+        /// Whether each packet begins the timeout anew. Otherwise the element is removed when the
+        /// first timeout ends, however many packets it counts.
         is_renewed: bool,
     },
     /// The element is removed.
@@ -165,7 +168,7 @@ pub enum Operation {
 /// A token bucket: how many packets pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
-    /// At once, after a time without any.
+    /// How many packets pass at once, after a time without packets.
     pub burst: u32,
     /// Tokens that are added in an hour.
     pub hourly: u32,
@@ -183,7 +186,7 @@ pub enum Reject {
 /// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It passes this chain and those it was called from.
+    /// The packet passes this base chain.
     Accept,
     /// It is dropped.
     Drop,

@@ -7,7 +7,8 @@ use crate::content::Content;
 use crate::difference::Delta;
 use crate::set::SetId;
 
-/// First everything at once; then what nothing refers to any more ([`Content::is_garbage`]).
+/// `then` removes the elements that nothing refers to any more ([`Content::is_garbage`]); `first`
+/// makes all other changes at once.
 #[derive(Debug)]
 pub(crate) struct Steps {
     pub first: Delta,
@@ -19,7 +20,7 @@ impl Steps {
         let mut then: Vec<(SetId, Key)> =
             delta.delete.extract_if(.., |(set, key)| content.is_garbage(*set, key)).collect();
         if !then.is_empty() {
-            // What is replaced is replaced at once.
+            // An element that is replaced is removed and added in the same transaction.
             let added: BTreeSet<(SetId, Key)> =
                 delta.add.iter().map(|element| (element.set, element.key)).collect();
             delta.delete.extend(then.extract_if(.., |key| added.contains(key)));

@@ -1,8 +1,8 @@
 //! Tables as nft's text: what `nft list` shows of them, as far as nft reads that back. Pure.
 //!
-//! Two things are written otherwise than nft lists them. A port is translated only where the
-//! protocol is named before (`meta l4proto tcp`), which nft then folds into the key; and `th dport`
-//! stays what it is.
+//! Two things differ from nft's listing. A match of the protocol (`meta l4proto tcp`), which nft
+//! requires before the translation of a port, stands in the text, where nft folds it into the
+//! port's key. And `th dport` stays `th dport`.
 
 use std::fmt;
 
@@ -38,9 +38,9 @@ struct SetText {
     kind: &'static str,
     name: &'static str,
     comment: &'static str,
-    /// Of what keys and values are.
+    /// The types of keys and values.
     declaration: String,
-    /// What else nft needs.
+    /// Flags and size.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     settings: Vec<String>,
     elements: Vec<ElementText>,
@@ -260,7 +260,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Bits that have names are asked for by their names.
+/// A comparison of bits, by the bits' names if they have names.
 fn bits_text(field: Field, mask: u32, equal: bool, value: u32) -> String {
     let operator = if equal { "==" } else { "!=" };
     match bit_names(field, mask) {

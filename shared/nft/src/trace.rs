@@ -1,8 +1,9 @@
 //! The kernel's messages about packets that a rule marked for tracing ([`Statement::Trace`]):
 //! received, and decoded.
 //!
-//! A chain tells of a packet once for each rule that matched it, and once when it ends (for a base
-//! chain: its policy). Its first message has the packet's headers, as they are at that hook.
+//! The kernel sends a message for each rule of a chain that matched the packet, and one when the
+//! chain ends (for a base chain: with its policy). The first message of a base chain has the
+//! packet's headers, as they are at that hook.
 //!
 //! [`Statement::Trace`]: crate::Statement::Trace
 
@@ -28,15 +29,15 @@ pub struct TraceMessage {
     /// The kernel's number for the packet. It stays the same from hook to hook while the packet
     /// keeps its input interface; a later packet may get it again.
     pub id: u32,
-    /// The family of the chain's table; `None` for one that Denizen does not know.
+    /// The family of the chain's table; `None` for a family that Denizen does not use.
     pub family: Option<TableFamily>,
     /// The name of the table that the packet is in.
     pub table: String,
     /// The name of the chain that the packet is in.
     pub chain: String,
-    /// What happened in it.
+    /// What happened in the chain.
     pub event: TraceEvent,
-    /// The packet as it was then: with the first message of a base chain.
+    /// The packet as it was then: only in the first message of a base chain.
     pub packet: Option<TracedPacket>,
 }
 
@@ -65,7 +66,7 @@ pub enum TraceVerdict {
     Continue,
     /// The packet passes this base chain.
     Accept,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop,
     /// Back to where the chain was called from.
     Return,
@@ -75,7 +76,7 @@ pub enum TraceVerdict {
     Goto(String),
     /// A program decides (`NF_QUEUE`).
     Queue,
-    /// Another part of the kernel keeps it, or a verdict that is not known here.
+    /// Another part of the kernel keeps the packet, or the verdict is unknown.
     Stolen,
 }
 
@@ -94,8 +95,8 @@ pub struct TracedPacket {
     pub protocol: u8,
     /// Source and destination port, if the protocol has ports.
     pub ports: Option<(u16, u16)>,
-    /// What tells it from other packets of the same connection and is not translated: IPv4's
-    /// identification, and TCP's sequence number.
+    /// Distinguishes the packet from others of the same connection, and is not translated: IPv4's
+    /// identification, and TCP's sequence number (0 if there is none).
     pub serial: (u16, u32),
 }
 
@@ -116,7 +117,8 @@ impl Tracer {
         Ok(Self { socket })
     }
 
-    /// Waits for messages no longer than this, and gives each to `each`. Whether there were any.
+    /// Waits for messages no longer than `wait`, and gives each to `each`. Returns whether there
+    /// were any.
     ///
     /// # Errors
     /// [`NetlinkError::Overflow`] when messages were lost, else [`NetlinkError::Io`].
@@ -185,7 +187,7 @@ fn verdict(code: u32, chain: &str) -> TraceVerdict {
         libc::NFT_JUMP => TraceVerdict::Jump(chain.to_owned()),
         libc::NFT_GOTO => TraceVerdict::Goto(chain.to_owned()),
         libc::NFT_RETURN => TraceVerdict::Return,
-        // What else the kernel wants to say is in the upper bits.
+        // The upper bits hold other data, such as a queue's number.
         code => match code & 0xff {
             libc::NF_ACCEPT => TraceVerdict::Accept,
             libc::NF_DROP => TraceVerdict::Drop,

@@ -37,7 +37,7 @@ pub(crate) fn with_nul(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// Numbers, each under its place in the row.
+/// Numbers, each under its index.
 pub(crate) fn numbers(numbers: &[u32]) -> Vec<u8> {
     let mut data = Vec::new();
     for (n, number) in numbers.iter().enumerate() {
@@ -54,8 +54,9 @@ pub(crate) fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// As a comment can be: nft takes 128 bytes, the last of them zero, and has no way to write a quote
-/// in one. A name with a quote would make the whole host's `nft list` unreadable to nft.
+/// The text in a form that a comment can have: nft takes 128 bytes, the last of them zero, and
+/// cannot write a quote in a comment. A name with a quote would make the whole host's `nft list`
+/// unreadable to nft.
 pub fn comment_text(text: &str) -> String {
     let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
     let mut text: String = text.chars().map(harmless).collect();

@@ -1,4 +1,4 @@
-//! The kernel's word of who changed what in nf_tables.
+//! The kernel's notifications of changes in nf_tables, and of who made them.
 
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -10,34 +10,32 @@ use crate::observed::about;
 
 /// Listens to the changes of nf_tables in this network namespace.
 ///
-/// Best opened after the first load: the kernel writes a notification for every element while
-/// somebody listens, which doubles the cost of a large batch.
+/// Best opened after the first load: while any program listens, the kernel writes a notification
+/// for every element, which doubles the cost of a large batch.
 #[derive(Debug)]
 pub struct Watch {
     socket: Socket,
     tables: &'static [&'static str],
     own: Vec<u32>,
-    /// The table was touched in the batch whose end has not come yet.
+    /// A watched table was changed by another program, in a batch whose last notification has not
+    /// come yet.
     touched: bool,
 }
 
 /// Which tables other programs changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changes {
-    /// Tables of the names that are watched, in any family.
+    /// Whether watched tables were changed, in any family.
     pub table: bool,
-    /// Whether tables were changed that are not the client's.
+    /// Whether tables that are not watched were changed.
     pub elsewhere: bool,
 }
 
 impl Watch {
     /// Listens from now on to what happens to tables of these names, and to all others. `own` are
-    /// the portids of the sockets whose changes are the client's own; none where no table is its
-    /// own. (A process id would not do: the kernel names it as the host knows it, not as a
-    /// container's process knows itself.)
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// the portids of the sockets whose changes are the client's own; empty if the client has no
+    /// table. (A process id would not do: the kernel reports the id in the host's pid namespace,
+    /// and a process in a container does not know it.)
     pub fn open(tables: &'static [&'static str], own: Vec<u32>) -> Result<Self, NetlinkError> {
         const NFNLGRP_NFTABLES: libc::c_int = 7;
         let socket = Socket::open()?;
@@ -45,11 +43,8 @@ impl Watch {
         Ok(Self { socket, tables, own, touched: false })
     }
 
-    /// Reads all that is there: what others changed since. Notifications that were lost count as if
-    /// they had been about everything.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
+    /// Reads all pending notifications: what others changed since the last call. If notifications
+    /// were lost, everything counts as changed.
     pub fn changes(&mut self) -> Result<Changes, NetlinkError> {
         let mut changes = Changes::default();
         let Self { socket, tables, own, touched } = self;
@@ -61,7 +56,7 @@ impl Watch {
                     changes.table |= is_table && is_foreign;
                     changes.elsewhere |= !is_table && is_foreign;
                 }
-                // Our own batches, of hundreds of elements, are most of what comes.
+                // Most notifications are about our own batches, of hundreds of elements.
                 None if own.is_empty() || own.contains(&message.portid) => {}
                 None => {
                     *touched |= tables.iter().any(|table| about(table, &message).is_some());

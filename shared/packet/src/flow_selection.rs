@@ -4,26 +4,26 @@ use std::fmt;
 
 use crate::{Family, Protocol, TrackedFlow};
 
-/// Which flows of the conntrack table.
+/// Selects flows of the conntrack table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlowSelection {
-    /// The family of its packets.
+    /// The family of the flows' packets.
     pub family: Family,
-    /// What the entries carry; `None` for everything.
+    /// The flows' transport protocol; `None` for any.
     pub protocol: Option<Protocol>,
-    /// Whether only connections count whose first SYN is unanswered.
+    /// Whether only TCP connections whose SYN is unanswered are selected.
     pub unanswered_syns: bool,
 }
 
 impl FlowSelection {
-    /// Whether a flow is in it.
+    /// Whether a flow is selected.
     pub fn has(&self, flow: &TrackedFlow) -> bool {
         self.family == flow.family()
             && self.protocol.is_none_or(|protocol| flow.protocol() == Some(protocol))
             && (!self.unanswered_syns || flow.is_unanswered_syn)
     }
 
-    /// Whether a flow is in it for as long as it lasts.
+    /// Whether a flow is selected, and stays so until it ends. An unanswered SYN may be answered.
     pub fn keeps(&self, flow: &TrackedFlow) -> bool {
         !self.unanswered_syns && self.has(flow)
     }

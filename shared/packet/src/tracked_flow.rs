@@ -19,7 +19,7 @@ pub struct TrackedFlow {
     pub reply_source: SocketAddr,
     /// The destination of answers: [`Self::source`], unless masquerade changed it.
     pub reply_destination: SocketAddr,
-    /// Whether its mark has the bit that its reader asked for.
+    /// Whether the connection's mark has the bit that the reader of the entry chose.
     pub is_marked: bool,
     /// Whether conntrack took a packet from the middle of a TCP connection for its first one: then
     /// its source may be the server.
@@ -48,8 +48,8 @@ pub enum Transport {
     Other {
         /// Its number in the IP header.
         number: u8,
-        /// What conntrack has in place of source and destination port, such as GRE's keys; 0 if
-        /// the protocol has neither.
+        /// What conntrack has in place of source and destination port, such as GRE's keys; 0 if the
+        /// protocol has nothing in their place.
         keys: [u16; 2],
     },
 }

@@ -9,7 +9,7 @@ pub enum Treatment {
     DeleteUnanswered,
     /// Its mark gets the bit, by which rules recognise its packets.
     Mark,
-    /// It loses that bit.
+    /// Its mark loses that bit.
     Unmark,
 }
 
@@ -17,7 +17,7 @@ impl Treatment {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Delete, Self::DeleteUnanswered, Self::Mark, Self::Unmark];
 
-    /// Whether the entry is gone then.
+    /// Whether the entry is gone afterwards.
     pub fn deletes(self) -> bool {
         match self {
             Self::Delete | Self::DeleteUnanswered => true,

@@ -18,13 +18,14 @@ pub const STYLE: &str = include_str!("style.css");
 /// The host name and the port that a request is addressed to.
 ///
 /// A page of another site may have its own name lead to a loopback address, and so read what a
-/// browser fetches from there (DNS rebinding). Such requests name that host.
+/// browser fetches from there (DNS rebinding). The `Host` header of such a request has the other
+/// site's name.
 pub fn addressed_to(headers: &HeaderMap) -> Option<Authority> {
     headers.get(HOST)?.to_str().ok()?.parse().ok()
 }
 
-/// The classes of a page that its style does not have, for tests: a class without a style is a style
-/// that was renamed.
+/// The classes of a page that its style does not have, for tests: such a class shows that a style
+/// was renamed.
 pub fn unstyled<'a>(page: &'a str, style: &str) -> BTreeSet<&'a str> {
     let named = page.split("class=\"").skip(1).filter_map(|rest| rest.split('"').next());
     let is_styled = |class: &&str| {

@@ -8,7 +8,7 @@ use http_body_util::Full;
 /// A response whose body is known as a whole.
 pub type Answer = Response<Full<Bytes>>;
 
-/// A text that is no page.
+/// A response of plain text.
 pub fn plain(status: StatusCode, text: &str) -> Answer {
     answer(status, "text/plain; charset=utf-8", text.to_owned())
 }
@@ -23,7 +23,8 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: String) -> A
     answer
 }
 
-/// Headers of a page: do not show it in a frame, keep no copy, tell nobody its address.
+/// Headers of a page. They tell the browser: do not show it in a frame, keep no copy, tell no other
+/// site its address.
 const PRIVATE: [(&str, &str); 4] = [
     ("x-frame-options", "DENY"),
     ("referrer-policy", "no-referrer"),

@@ -57,13 +57,14 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Opens the routes of this thread's network namespace. Routes that this makes have `protocol`,
-    /// and it removes no others. `protocol` must not be 0, which stands for any.
+    /// Opens the routes of this thread's network namespace. Routes that the returned value adds
+    /// have `protocol`, and it removes only routes of `protocol`. `protocol` must not be 0, which
+    /// stands for any protocol.
     pub fn open(protocol: u8) -> Result<Self, RouteError> {
         assert_ne!(protocol, libc::RTPROT_UNSPEC, "everybody's routes");
         let open = || {
             let socket = Socket::route()?;
-            // Then the kernel filters lists itself.
+            // With this option the kernel filters lists itself.
             socket.check_strictly()?;
             Ok(Self { socket, protocol })
         };
@@ -93,7 +94,7 @@ impl Routes {
     /// The rules of both families that say which table packets are looked up in (`ip rule`).
     ///
     /// # Errors
-    /// [`RouteError`], also where the kernel has one table alone (`CONFIG_IP_MULTIPLE_TABLES`).
+    /// [`RouteError`], also if the kernel has only one table (no `CONFIG_IP_MULTIPLE_TABLES`).
     pub fn rules(&mut self) -> Result<Vec<PolicyRoutingRule>, RouteError> {
         let mut rules = Vec::new();
         for family in families() {
@@ -139,7 +140,7 @@ impl Routes {
         Ok(routes)
     }
 
-    /// Does these in order. Returns those that the kernel rejected.
+    /// Executes the commands in order. Returns those that the kernel rejected.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl Routes {
         Ok(refused)
     }
 
-    /// How packets to an address leave this node; `None` if they do not.
+    /// How packets to an address leave this node; `None` if no route leads there.
     pub fn path(&mut self, to: IpAddr) -> Result<Option<Path>, RouteError> {
         const NO_PATH: [Errno; 5] = [
             Errno::ENETUNREACH,

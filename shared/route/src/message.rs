@@ -69,7 +69,7 @@ impl RouteCommand {
                 };
                 header(&route.key, protocol, kind, scope)
             }
-            // Of any type and scope.
+            // Removes a route of any type and scope.
             Self::Remove(key) => header(key, protocol, libc::RTN_UNSPEC, libc::RT_SCOPE_NOWHERE),
         }
     }
@@ -188,7 +188,7 @@ pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
     Some(ObservedRoute { key, protocol: header[PROTOCOL], target, source, window })
 }
 
-/// Reads a path; `None` if packets do not leave.
+/// Reads a path; `None` if the route does not lead anywhere (`blackhole` and so on).
 pub fn read_path(message: &Message<'_>) -> Option<Path> {
     let header: &[u8; RTMSG] = message.payload.first_chunk()?;
     let all = message.attributes_after(RTMSG);
@@ -218,7 +218,7 @@ pub fn read_gateways(message: &Message<'_>) -> Vec<IpAddr> {
     gateways
 }
 
-/// The gateway in these attributes. One of the other family is in `RTA_VIA`.
+/// The gateway in these attributes. A gateway of the other family is in `RTA_VIA`.
 fn gateway(attributes: Attributes<'_>) -> Option<IpAddr> {
     let via = attributes.find(RTA_VIA).and_then(|via| address(via.get(2..)?));
     attributes.find(libc::RTA_GATEWAY).and_then(address).or(via)

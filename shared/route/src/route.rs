@@ -18,10 +18,11 @@ pub const LOCAL: u32 = libc::RT_TABLE_LOCAL as u32;
 pub struct RouteKey {
     /// The table's number.
     pub table: u32,
-    /// The addresses that it leads to. Bits behind the prefix are ignored.
+    /// The addresses that the route leads to. Bits behind the prefix are ignored.
     pub destination: IpNetwork,
-    /// Of several routes to one prefix, the one with the lowest metric counts. Routes that are made
-    /// must not have 0: IPv6 makes 1024 of it, and in a removal it stands for any metric.
+    /// Of several routes to one prefix, the one with the lowest metric counts. A route that this
+    /// driver adds must not have metric 0: for IPv6 the kernel turns 0 into 1024, and in a removal
+    /// 0 stands for any metric.
     pub metric: u32,
 }
 
@@ -41,14 +42,14 @@ pub enum RouteTarget {
         /// The link's index.
         link: u32,
     },
-    /// It is for this node.
+    /// The packet is for this node.
     Local {
         /// Index of the link that the address counts as being on: the loopback's.
         link: u32,
     },
-    /// It is dropped. A local sender gets `EINVAL`.
+    /// The packet is dropped. A local sender gets `EINVAL`.
     Blackhole,
-    /// It is refused. A local sender gets `EHOSTUNREACH`, others an ICMP error.
+    /// The packet is refused. A local sender gets `EHOSTUNREACH`, others an ICMP error.
     Unreachable,
 }
 
@@ -73,8 +74,8 @@ pub struct ObservedRoute {
     pub key: RouteKey,
     /// The program that made it (`RTPROT_*`, `/etc/iproute2/rt_protos`).
     pub protocol: u8,
-    /// What happens to its packets; `None` for what this driver does not make: several next hops,
-    /// tunnels, `prohibit`, `throw`, broadcast …
+    /// What happens to its packets; `None` for a target that this driver does not make: several
+    /// next hops, tunnels, `prohibit`, `throw`, broadcast …
     pub target: Option<RouteTarget>,
     /// The source address of the node's own packets to it (`RTA_PREFSRC`).
     pub source: Option<IpAddr>,
@@ -83,7 +84,7 @@ pub struct ObservedRoute {
 }
 
 impl ObservedRoute {
-    /// Whether it equals this one, whichever program made it.
+    /// Whether it equals `route`, whichever program made it.
     pub fn is(&self, route: &Route) -> bool {
         let Route { key, target, source, window } = *route;
         let observed = (self.key, self.target, self.source, self.window);
@@ -108,21 +109,22 @@ pub struct Path {
 /// table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyRoutingRule {
-    /// Rules with a lower one come first.
+    /// Rules with a lower number come first.
     pub priority: u32,
     /// The table's number; 0 if the rule leads to none.
     pub table: u32,
 }
 
-/// A change of one route. Routes are made with the protocol of the [`Routes`](crate::Routes) that
-/// makes them, and only routes of that protocol are removed.
+/// A change of one route. The added routes have the protocol of the [`Routes`](crate::Routes) that
+/// applies the command, and only routes of that protocol are removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteCommand {
-    /// Adds it. Rejected with `EEXIST` if there is one in its place, of any program.
+    /// Adds a route. Rejected with `EEXIST` if there is a route with this key, of any program.
     Add(Route),
-    /// Puts it in its place, instead of *any program's* route there. There is no moment without a
-    /// route.
+    /// Adds a route, or replaces the route with its key, *whichever program* made that. There is no
+    /// moment without a route.
     Replace(Route),
-    /// Removes it. Rejected with `ESRCH` if none of this protocol is there.
+    /// Removes the route with this key. Rejected with `ESRCH` if there is no such route of the
+    /// protocol.
     Remove(RouteKey),
 }

@@ -1,11 +1,11 @@
-//! Changes that wait for the lock, in files beside the state file. Whoever holds the lock makes
-//! them all in one write, so that hundreds of concurrent plugins cost a few writes.
+//! Changes that wait for the lock, in files beside the state file. The process that holds the lock
+//! makes all of them in one write, so that hundreds of concurrent plugins cost a few writes.
 //!
-//! A request is a file without a name until it is complete. Its writer holds a lock on it while it
-//! lives, so that nobody makes the change of a killed writer. The holder of the state file's lock
-//! removes a request only after the changed state file is in place; that tells its writer that it
-//! is done. A holder that is killed leaves the request behind, and the next one makes the change
-//! again, which changes nothing.
+//! A request is a file without a name until it is complete. Its writer holds a lock on it for as
+//! long as the writer lives, so that nobody makes the change of a killed writer. The holder of the
+//! state file's lock removes a request only after the changed state file is in place; that tells
+//! the writer that its change is made. A holder that is killed leaves the request behind, and the
+//! next holder makes the change again, which changes nothing.
 
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -59,8 +59,8 @@ impl StateChange {
         state.generation.0 += u64::from(differs);
     }
 
-    /// Whether `state` proves that the change was made. A missing record proves nothing about a
-    /// removal: it may still be added.
+    /// Whether `state` proves that the change was made. A missing record does not prove a removal:
+    /// the record may still be added.
     pub(crate) fn is_in(&self, state: &State) -> bool {
         match self {
             StateChange::Put(record) => state.attachments.get(&record.id()) == Some(record),

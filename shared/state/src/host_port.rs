@@ -1,5 +1,5 @@
-//! The host ports of a pod: which of the node's ports lead to which of its own, as the runtime
-//! passed them at ADD.
+//! The host ports of a pod: which of the node's ports lead to which of the pod's ports, as the
+//! runtime passed them at ADD.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostPort {
-    /// The only address of the node that it is asked for at; `None`: at every one of
+    /// The node's address at which the port is requested; `None`: at every address of
     /// [`Self::family`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<IpAddr>,
-    /// Without [`Self::ip`]: the only family; `None`: both.
+    /// Without [`Self::ip`]: the family of the node's addresses; `None`: both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<HostPortFamily>,
     /// The transport protocol.
@@ -34,9 +34,9 @@ pub struct HostPort {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum HostPortFamily {
-    /// `0.0.0.0` was asked for.
+    /// The `hostIP` is `0.0.0.0`.
     Ipv4,
-    /// `::` was asked for.
+    /// The `hostIP` is `::`.
     Ipv6,
 }
 

@@ -80,7 +80,7 @@ pub struct Redirect {
     /// Whether TCP that conntrack finds invalid is dropped.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drop_invalid: bool,
-    /// The pod's interfaces at which it is redirected.
+    /// The pod's interfaces at which its TCP is redirected.
     pub interfaces: Vec<String>,
     /// Whether IPv6 is not redirected.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -142,10 +142,10 @@ pub enum Hairpin {
     /// They are not redirected: the pod's program gets them without its proxy.
     #[default]
     Direct,
-    /// Those that the proxy makes come back to its port for what arrives, as if they came from
-    /// another pod. Others are not redirected.
+    /// Connections that the proxy makes are redirected to its inbound port, as if they came from
+    /// another pod. Other connections are not redirected.
     Inbound,
-    /// They are redirected as what leaves the pod is, but those to the addresses of the loopback.
+    /// They are redirected like connections that leave the pod, except those to loopback addresses.
     Outbound,
 }
 
@@ -253,13 +253,13 @@ impl PortRange {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// From the first port of both to the last.
+    /// The range from the lowest port of both to the highest.
     #[must_use]
     pub fn spanning(self, other: PortRange) -> PortRange {
         PortRange { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
 
-    /// Whether this port is in it.
+    /// Whether this port is in the range.
     pub fn contains(self, port: u16) -> bool {
         (self.first.get()..=self.last.get()).contains(&port)
     }

@@ -2,7 +2,7 @@
 //!
 //! A named pipe in place of a file would block its reader for ever, a device may do anything, and a
 //! file of the kernel (`/proc/kmsg`) may block until something new comes, or have no end. Whoever
-//! can put a file there can put those there too, so they are refused. Links are followed: a mounted
+//! can put a file there can put these there too, so they are refused. Links are followed: a mounted
 //! ConfigMap consists of them.
 
 use std::fs::File;
@@ -65,7 +65,7 @@ pub fn opened_to_string(file: File, longest: u64) -> io::Result<String> {
 fn read_opened(file: File, longest: u64) -> io::Result<Vec<u8>> {
     let size = file.metadata()?.len();
     let mut bytes = Vec::with_capacity(size.min(longest) as usize + 1);
-    // It may have grown since, or not report its length.
+    // The file may have grown since, or may not report its length.
     file.take(longest + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > longest {
         true => Err(io::Error::new(

@@ -1,7 +1,7 @@
 //! The run directory, which contains the state file, its lock and the agent's socket.
 
-/// The default of both programs. It is a tmpfs on every real node: a reboot ends every pod, and the
-/// records with it.
+/// The default run directory of both programs. It is a tmpfs on every real node: a reboot ends
+/// every pod, and the records with it.
 pub const DEFAULT: &str = "/run/denizen";
 
 /// File name of the state file in the run directory.

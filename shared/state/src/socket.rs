@@ -8,18 +8,17 @@ use crate::state::{AttachmentId, Epoch, Generation};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitFor {
-    /// The attachment whose pod must be programmed.
+    /// The attachment whose pod must be programmed, or no longer be programmed after a DEL.
     pub wait_for: AttachmentId,
-    /// The state file's epoch after the record was written.
+    /// The state file's epoch after the record was written or removed.
     pub epoch: Epoch,
-    /// The state file's generation after the record was written.
+    /// The state file's generation after the record was written or removed.
     pub generation: Generation,
-    /// Whether the attachment was removed: it is a DEL that waits. Plugins before this field say
-    /// nothing.
+    /// Whether the attachment was removed: a DEL waits. Older plugins do not send this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// When the plugin asked: nanoseconds of the kernel's `CLOCK_MONOTONIC`, which all processes of
-    /// a machine share. Plugins before this field say nothing.
+    /// a machine share. Older plugins do not send this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_at: Option<u64>,
 }
@@ -28,7 +27,8 @@ pub struct WaitFor {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitAnswer {
-    /// Whether the kernel now treats this pod's packets as a local pod's.
+    /// Whether the kernel now treats this pod's packets as a local pod's; after a DEL: no longer
+    /// does.
     pub programmed: bool,
     /// Why not, as text for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -27,8 +27,8 @@ pub struct State {
     pub epoch: Epoch,
     /// The number of changes to this file.
     pub generation: Generation,
-    /// The runtime has called the plugin since the file was made: a record was of an ADD. The agent
-    /// notes it, since such records go with their pods.
+    /// The runtime has called the plugin since the file was made: the file had a record that an ADD
+    /// made. The agent sets this, since such a record is removed with its pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plugin_was_called: bool,
     /// Every attachment of this node's pods.
@@ -117,8 +117,8 @@ pub struct Attachment {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_ports_adopted: bool,
     /// Interfaces that the same ADD gave the pod beside this one, as the AWS VPC CNI does for the
-    /// address family that its cluster does not have. Each as if it had had an ADD of its own; what
-    /// belongs to the pod once (host ports, redirection) is with the first.
+    /// address family that its cluster does not have. Each has a record as if by an ADD of its own.
+    /// What a pod has only once (host ports, redirection) is in the record of the first interface.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub further_interfaces: Vec<Attachment>,
     /// When the plugin recorded this, RFC 3339 in UTC.
@@ -175,7 +175,7 @@ impl Attachment {
         self.ips.iter().chain(further).copied()
     }
 
-    /// The nodes' ends of all interfaces of this ADD.
+    /// The node's ends of all interfaces of this ADD.
     pub fn host_interfaces(&self) -> impl Iterator<Item = &HostInterface> {
         let further = self.further_interfaces.iter();
         let further = further.filter_map(|further| further.host_interface.as_ref());
@@ -187,8 +187,9 @@ impl Attachment {
         AttachmentId::new(&self.container_id, &self.if_name)
     }
 
-    /// This record in place of `before`, the one with its id: what was redirected in the same
-    /// network namespace, and is not replaced, is obsolete.
+    /// This record as the replacement of `before`, which has the same id. If both have the same
+    /// network namespace, redirections of `before` that this record's does not replace are added to
+    /// the obsolete ones.
     #[must_use]
     pub fn in_place_of(mut self, before: &Attachment) -> Attachment {
         if self.netns == before.netns {

@@ -1,4 +1,4 @@
-//! Changes one record in the text of the state file, without decoding the other thousand.
+//! Changes one record in the text of the state file, without decoding a thousand other records.
 //!
 //! The plugin is started for every pod, and most of the cost of a full read and write is in values
 //! that it does not change. Everything is still checked. If the text is not as this module expects
@@ -56,8 +56,8 @@ struct Member {
 }
 
 impl<'a> StateEditor<'a> {
-    /// Parses `text`, to change the record of `id`. `None` if the typed format must read it, which
-    /// knows what is wrong with it, if anything is.
+    /// Parses `text`, to change the record of `id`. `None` if the typed format must read `text`; it
+    /// also reports what is wrong with `text`, if anything is.
     pub(crate) fn parse(text: &'a [u8], id: &AttachmentId) -> Option<StateEditor<'a>> {
         let mut cursor = Cursor {
             text: std::str::from_utf8(text).ok()?,
@@ -88,8 +88,8 @@ impl<'a> StateEditor<'a> {
         })
     }
 
-    /// Adds `record`, or puts it in place of the one with its id, which is returned. The same
-    /// record again changes nothing.
+    /// Adds `record`, or replaces the record with its id, which is returned. An equal record
+    /// changes nothing.
     pub(crate) fn put(&mut self, record: &Attachment) -> serde_json::Result<Option<Attachment>> {
         if let Some(own) = &self.place.own {
             let before: Attachment = json::parse(&self.text[own.record.clone()])?;
@@ -121,7 +121,7 @@ impl<'a> StateEditor<'a> {
         self.change(cut, String::new());
     }
 
-    /// Whether there is a record.
+    /// Whether the file has the record.
     pub(crate) fn has(&self) -> bool {
         self.place.own.is_some()
     }
@@ -238,7 +238,7 @@ impl<'a> Cursor<'a> {
         if let Some((checked, place)) = self.value::<Checked<'a>>() {
             return Some((checked.container_id, checked.if_name, place));
         }
-        // A record with unknown fields must be read in full.
+        // A record with other fields than [`Checked`] must be read in full.
         self.at = begin;
         let (record, place) = self.value::<Attachment>()?;
         Some((Cow::Owned(record.container_id), Cow::Owned(record.if_name), place))
@@ -261,7 +261,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// An [`Attachment`] without unknown fields, of which only the needed fields are kept.
+/// An [`Attachment`] with only the most usual fields; values that are not needed are not kept.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "the fields are only read to check them")]

@@ -1,9 +1,9 @@
 //! Reads the state file again and again, and decodes only the records that changed.
 //!
 //! The agent reads the file after each ADD and DEL, and one record of hundreds differs. Everything
-//! is still checked. What is not as this module expects (a repeated key, a record that belongs to
-//! another attachment, a file that is not readable) is left to the typed format: this module is an
-//! optimisation and decides nothing. A test checks that both read the same.
+//! is still checked. A file that is not as this module expects (a repeated key, a record that
+//! belongs to another attachment, an unreadable file) is left to the typed format: this module is
+//! an optimisation and decides nothing. A test checks that both read the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -31,7 +31,7 @@ impl StateReader {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`RunDir::read`].
     pub fn read(&mut self, dir: &RunDir) -> Result<Option<State>, StateError> {
         let path = dir.path().join(STATE_FILE);
         let Some(text) = dir.text(&path)? else { return Ok(None) };
@@ -41,7 +41,8 @@ impl StateReader {
         }
     }
 
-    /// `None` if the typed format must read it, which knows what is wrong with it, if anything is.
+    /// `None` if the typed format must read `text`; it also reports what is wrong with `text`, if
+    /// anything is.
     fn parse(&mut self, text: &[u8]) -> Option<State> {
         let DistinctMembers(mut members) = serde_json::from_slice(text).ok()?;
         let records: DistinctMembers<'_> = json::parse(members.remove("attachments")?).ok()?;

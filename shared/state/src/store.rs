@@ -30,7 +30,7 @@ const ROOM_FOR_A_RECORD: usize = 4096;
 enum WriteTurn {
     /// The lock.
     Lock(Lock),
-    /// Nothing: another writer has made its change.
+    /// Nothing: another writer has made this writer's change.
     Done,
 }
 
@@ -63,9 +63,9 @@ impl RunDir {
         Ok(RunDir { path, dir })
     }
 
-    /// Opens the run directory `path`, or creates it with mode 0700. An existing one is never
-    /// changed: it may be readable for others, as directories are that kubelet creates, since every
-    /// file in it has mode 0600. Its parent must exist.
+    /// Opens the run directory `path`, or creates it with mode 0700. An existing directory is never
+    /// changed. Others may be able to read it, as in directories that kubelet creates: every file
+    /// in it has mode 0600. Its parent must exist.
     ///
     /// # Errors
     ///
@@ -160,10 +160,10 @@ impl RunDir {
         Ok((out, state.epoch, state.generation))
     }
 
-    /// Like [`RunDir::update`], to add `record`, or to put it in place of the one with its id
+    /// Like [`RunDir::update`], to add `record`, or to replace the record with its id
     /// ([`Attachment::in_place_of`]), which is returned. The cost hardly depends on the number of
-    /// records. While another writer holds the lock, that one or the next makes this change together
-    /// with its own: hundreds of concurrent writers cost a few writes.
+    /// records. While another writer holds the lock, that writer or the next one makes this change
+    /// together with its own: hundreds of concurrent writers cost a few writes.
     ///
     /// # Errors
     ///
@@ -182,7 +182,8 @@ impl RunDir {
                 if let Some(editor) = text.as_deref().and_then(|text| StateEditor::parse(text, &id))
                     && editor.has()
                 {
-                    // Others are only asked to add a record, never to replace one: see `turn`.
+                    // Other writers are only asked to add a record, never to replace one (see
+                    // `turn`), so there was none before.
                     return Ok((None, editor.epoch, editor.generation));
                 }
                 // Another process has removed the record since, or rebuilt the file: add it again.
@@ -205,9 +206,9 @@ impl RunDir {
         Ok((replaced, editor.epoch, editor.generation))
     }
 
-    /// Like [`RunDir::put`], to remove the record of `id`: returns the generation without it,
-    /// `None` if there was none. If there is none and nobody is writing, this neither waits nor
-    /// needs write permission.
+    /// Like [`RunDir::put`], to remove the record of `id`: returns the generation without the
+    /// record, `None` if there was no record. If there is no record and no other writer, this
+    /// neither waits nor needs write permission.
     ///
     /// # Errors
     ///
@@ -268,7 +269,7 @@ impl RunDir {
                 waiting.done(&self.dir);
                 Ok(made)
             }
-            // The failure may be of another writer's change. That writer finds out by itself.
+            // Another writer's change may have failed. That writer then finds out by itself.
             Err(_) => self.make(&[change]),
         }
     }
@@ -284,8 +285,8 @@ impl RunDir {
         Ok((state.epoch, state.generation))
     }
 
-    /// Does everything that [`RunDir::update`] does, except replacing the state file. It shows
-    /// whether a record could be written now.
+    /// Does everything that [`RunDir::update`] does, except replacing the state file. Success shows
+    /// that a record could be written now.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use crate::run_dir::{MAX_STATE_SIZE, STATE_FILE};
 use crate::trust::{failed, io_failed};
 
 /// The file in which a writer builds the next state file. A killed writer leaves it behind, and the
-/// next one replaces it.
+/// next writer replaces it.
 pub(crate) const NEXT_FILE: &str = "pods.json.next";
 
 /// Replaces the state file in `dir`, whose path is `path`, by what `print` writes.
@@ -37,7 +37,7 @@ pub(crate) fn replace(
     written
 }
 
-/// Writes `text` like the next state file, and removes it again.
+/// Writes `text` like the next state file, and removes that file again.
 pub(crate) fn rehearse(dir: &File, path: &Path, text: &[u8]) -> Result<(), StateError> {
     let written = write_next(dir, path, |out| out.write_all(text));
     let removed = remove_next(dir).map_err(|errno| failed("remove", &path.join(NEXT_FILE), errno));

@@ -10,7 +10,7 @@ use denizen_plan::Plan;
 
 /// The settings of bridges with recorded pods.
 pub(super) struct Bridges {
-    /// Shows the frames between ports of restricted pods' bridges to IP rules.
+    /// Has IP rules see the frames between ports of bridges with restricted pods.
     filter: BridgeFilter,
     /// Lets bridged pods reach themselves through services.
     hairpin_ports: HairpinPorts,
@@ -24,9 +24,10 @@ impl Bridges {
         }
     }
 
-    /// Bridges with restricted pods show their frames to IP rules, and pods' ports get back what a
-    /// service hands to the sender. Returns the bridges that cannot: their restricted pods are to
-    /// be cut off from their neighbours.
+    /// Has bridges with restricted pods pass their frames to IP rules, and turns on hairpin mode of
+    /// pods' ports, so that a pod reaches itself through a service. Returns the bridges whose
+    /// frames cannot be passed to IP rules: their restricted pods must be cut off from their
+    /// neighbours.
     pub(super) fn keep(&mut self, plan: &Plan, check: CheckScope) -> BTreeSet<Arc<str>> {
         self.filter.keep(plan.restricted_bridges(), check);
         self.filter.keep_from_learning(plan.guarded_bridges(), check);
@@ -41,7 +42,8 @@ impl Bridges {
         self.filter.problems()
     }
 
-    /// The ports of these pods that do not reach themselves through services.
+    /// A warning for ports of these pods without hairpin mode: the pods do not reach themselves
+    /// through services.
     pub(super) fn hairpin_warnings(&self, pods: &[LocalPod]) -> Vec<String> {
         self.hairpin_ports.warnings(pods)
     }

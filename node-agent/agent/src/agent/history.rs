@@ -1,4 +1,4 @@
-//! The last attempts to program the kernel, for people.
+//! The last attempts to program the kernel, for the status page.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -15,10 +15,10 @@ const KEPT: usize = 20;
 /// The last attempts, and the changes behind them.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// The changes received since, with their numbers.
+    /// How many changes of each kind were received since the last success.
     due: BTreeMap<&'static str, usize>,
     kept: VecDeque<SyncRow>,
-    /// How often others' changes were repaired.
+    /// How often other programs' changes were repaired.
     pub(super) drift_repaired: u64,
     /// How long the last such repair took, from the kernel's notification.
     pub(super) last_repair: Option<Duration>,

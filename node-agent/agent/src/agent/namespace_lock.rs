@@ -2,8 +2,8 @@
 //!
 //! The lock is a group of the kernel's packet log (nfnetlink_log), to which nothing logs. The
 //! kernel gives a group to one netlink socket per network namespace, only with `CAP_NET_ADMIN`, and
-//! frees it with the socket, however the process ends. Whoever can take it can also change the
-//! rules, so nobody else can keep an agent from starting.
+//! frees it with the socket, however the process ends. A process that can take the group can also
+//! change the rules, so a process without that privilege cannot keep an agent from starting.
 //!
 //! Alternatives that do not work: any user can take the name of an abstract unix socket, or a fixed
 //! netlink portid. A port below 1024 needs a capability that the DaemonSet drops, and a sysctl can
@@ -21,7 +21,7 @@ use nix::libc;
 use thiserror::Error;
 use tracing::warn;
 
-/// The group. Any number works that no packet log on a node uses; those are small.
+/// The number of the nfnetlink_log group. Packet logs use small numbers, so this one is free.
 const GROUP: u16 = 0xd312;
 
 /// linux/netfilter/nfnetlink.h and nfnetlink_log.h.
@@ -30,14 +30,14 @@ const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
 
-/// How long an agent waits for the lock. A program that an agent starts has the agent's lock
-/// between its fork and its exec, and may so keep it for an instant longer than the agent lives.
+/// How long an agent waits for the lock. A program that an agent starts holds the agent's lock
+/// between its fork and its exec, so the lock may outlive the agent for an instant.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long it waits from one attempt to the next.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The groups of this network namespace, and the netlink portid that has each.
+/// The groups of this network namespace, each with the netlink portid that has it.
 const GROUPS: &str = "/proc/thread-self/net/netfilter/nfnetlink_log";
 
 /// The netlink sockets of this network namespace (net/netlink/af_netlink.c).
@@ -49,7 +49,8 @@ pub enum NamespaceLockError {
     /// Another process has it.
     #[error("another agent ({}) runs in this network namespace", named(*.process))]
     Another {
-        /// Its id; `None` if this process does not see it: it is in another container, for example.
+        /// The other process's id; `None` if it is not visible from here, because it is in another
+        /// container, for example.
         process: Option<u32>,
     },
     /// It cannot be taken, typically without `CAP_NET_ADMIN`.
@@ -64,11 +65,11 @@ pub struct NamespaceLock {
     _socket: Socket,
 }
 
-/// Takes the lock: two agents in one network namespace would undo each other's work. Whoever has it
-/// gets [`PATIENCE`] to release it.
+/// Takes the lock: two agents in one network namespace would undo each other's work. The process
+/// that holds the lock gets [`PATIENCE`] to release it.
 ///
-/// A kernel that was built without nfnetlink_log has no such lock. That is logged, and the agent
-/// works without it.
+/// A kernel that was built without nfnetlink_log has no such lock. The agent logs that, and works
+/// without the lock.
 ///
 /// # Errors
 /// [`NamespaceLockError::Another`] names the process that has the lock.
@@ -96,7 +97,7 @@ fn take() -> Result<NamespaceLock, NamespaceLockError> {
         Err(error) if error.errno() == Some(Errno::EINVAL) => warn!(
             "this kernel has no nfnetlink_log: a second agent in this network namespace would not be noticed"
         ),
-        // The kernel's answer for a group of another process, and also without the capability.
+        // EPERM: another process has the group, or this one lacks CAP_NET_ADMIN.
         Err(error) if error.errno() == Some(Errno::EPERM) => {
             return Err(match holder() {
                 Some(portid) => NamespaceLockError::Another { process: process_of(portid) },
@@ -133,8 +134,8 @@ fn holder() -> Option<u32> {
     })
 }
 
-/// The process that has the netlink socket of this portid. The portid itself is a process id only
-/// for a process's first socket, and as the process's own namespace counts.
+/// The process that has the netlink socket of this portid. The portid equals the process id only
+/// for a process's first socket, and then it is the id in the process's own PID namespace.
 #[expect(clippy::disallowed_methods, reason = "only this file says which process holds the lock")]
 fn process_of(portid: u32) -> Option<u32> {
     let sockets = fs::read_to_string(SOCKETS).ok()?;
@@ -196,7 +197,8 @@ mod tests {
     #[test]
     fn one_agent_holds_the_lock_until_it_drops_it() {
         in_a_namespace(|| {
-            // The kernel gives the process id to a process's first socket, and this is not it.
+            // Only a process's first socket has the process id as its portid: of these two, at most
+            // one.
             let own = Socket::open().unwrap();
             let first = lock_namespace().unwrap();
             assert!(

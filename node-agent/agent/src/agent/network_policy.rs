@@ -50,8 +50,8 @@ pub(super) fn choose(config: &mut Config) -> Enforcer {
     Enforcer { engine, why }
 }
 
-/// Clears the mark of forbidden connections: a later run that enforces policies would drop their
-/// packets until it has judged them.
+/// Clears the mark of forbidden connections: a later run that enforces policies would drop packets
+/// of marked connections until it has decided about them.
 fn permit_connections() {
     let conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).map_err(|error| describe(&error));
     let permitted = conntrack
@@ -62,7 +62,8 @@ fn permit_connections() {
     }
 }
 
-/// Enforces them unless another engine does, or this kernel cannot.
+/// What `auto` means here: Denizen enforces policies unless another engine does, or this kernel
+/// cannot.
 fn automatic(settings: FirewallSettings) -> Enforcer {
     let (engine, why) = match other_engine() {
         Ok(None) => (OURS, "no other engine enforces policy on this node".to_owned()),
@@ -70,7 +71,7 @@ fn automatic(settings: FirewallSettings) -> Enforcer {
             let found = format!("{} enforces policy here: {}", engine.name, engine.found);
             (engine.name, format!("{found}. --network-policy on overrides this"))
         }
-        // Two engines only refuse more than one.
+        // Enforce them in this case: two engines at once drop more than one does, and never less.
         Err(error) => {
             let error = describe(&error);
             warn!(error, "another engine of NetworkPolicy would not be seen");

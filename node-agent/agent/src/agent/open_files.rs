@@ -6,8 +6,8 @@ use tracing::warn;
 use denizen_text::describe;
 
 /// Raises the limit as far as any process may. Many systems start with 1,024, for programs that
-/// cannot handle more. 750 ADDs that wait for their pods' rules at once, with a few hundred clients
-/// of health, need more.
+/// cannot handle more. 750 ADDs that wait for their pods' rules at once, with a few hundred
+/// connections to the health addresses, need more.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));

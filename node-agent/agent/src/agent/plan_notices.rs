@@ -9,7 +9,7 @@ use denizen_routing::SendNotice;
 /// Sends an event for each problem that is new in the plan.
 pub(super) struct PlanNotices {
     send: SendNotice,
-    /// The ClusterNetworkPolicies that had one priority at the last pass.
+    /// The ClusterNetworkPolicies that had the same priority as another at the last pass.
     ties: BTreeSet<PolicyTie>,
 }
 
@@ -19,7 +19,7 @@ impl PlanNotices {
     }
 
     /// Sends events about what is new: addresses that no Service may have, host ports that another
-    /// pod has, and ClusterNetworkPolicies about one pod that have one priority.
+    /// pod already has, and ClusterNetworkPolicies that select the same pod with the same priority.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         for remark in &changes.remarks {
             if let Remark::NotPermitted { service, .. } = remark {
@@ -45,7 +45,7 @@ impl PlanNotices {
     }
 }
 
-/// One event on each of the policies.
+/// One event for each of the policies.
 fn of_tie(tie: &PolicyTie) -> impl Iterator<Item = Notice> {
     tie.policies.iter().map(|policy| Notice {
         about: NoticeSubject::ClusterNetworkPolicy(policy.clone()),

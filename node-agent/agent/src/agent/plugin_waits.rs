@@ -36,14 +36,14 @@ struct PluginWait {
     policies: PolicyFreshness,
 }
 
-/// Whether the policies of a new pod's namespace are as new as its ADD.
+/// Whether the known policies of a new pod's namespace are at least as recent as the pod's ADD.
 #[derive(Clone, Copy, PartialEq)]
 enum PolicyFreshness {
-    /// They are still to be requested.
+    /// The policies are still to be requested.
     Due,
-    /// They are requested, with this ticket.
+    /// The policies are requested, with this ticket.
     Requested(u64),
-    /// They are, or could not be read in time.
+    /// The policies are as recent, or could not be read in time.
     Done,
 }
 
@@ -62,9 +62,9 @@ impl PluginWaits {
         pods.flat_map(|pod| pod.ips.iter().copied()).collect()
     }
 
-    /// Answers every ADD whose pod is programmed and has no connections of an earlier one, and
-    /// every DEL whose pod left nothing; drops those that gave up. Policies of new pods'
-    /// namespaces are read through `read_policies`.
+    /// Answers every ADD whose pod is programmed, once connections of an earlier pod with its
+    /// addresses are gone, and every DEL whose pod left nothing; drops requests whose client gave
+    /// up. Policies of new pods' namespaces are read through `read_policies`.
     pub(super) fn release(
         &mut self,
         engine: &Engine,
@@ -107,10 +107,10 @@ impl PluginWaits {
         }
     }
 
-    /// Asks for the policies of new pods' namespaces: a policy that was stored before a pod may
-    /// come through its watch later.
+    /// Asks for the policies of new pods' namespaces: the watch may deliver a policy after the pod
+    /// even if the policy was stored first.
     fn read_policies(&mut self, plan: &Plan, reader: &mpsc::Sender<PolicyRead>) {
-        // Pods of one namespace that come together share a read.
+        // ADDs of the same namespace that wait at the same time share a read.
         let mut requested: HashMap<Arc<str>, PolicyFreshness> = HashMap::new();
         let due = self.waiting.iter_mut().filter(|wait| wait.policies == PolicyFreshness::Due);
         for wait in due {

@@ -1,4 +1,5 @@
-//! Connects the plan, which says whose pods must be known, with the source, which follows them.
+//! Connects the plan, which says which pods must be known, with the source, which follows these
+//! pods.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl PodScopeChooser {
         })
     }
 
-    /// Returns when less may be followed.
+    /// Completes when fewer pods may be followed.
     pub(super) async fn due(&self) {
         if_on(self.watch.due().map(|due| sleep_until(due.into()))).await
     }

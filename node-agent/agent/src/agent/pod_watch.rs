@@ -11,13 +11,14 @@ use crate::config::WatchPods;
 use denizen_plan::PodNeeds;
 use denizen_source::kube::{NodeCount, PodScope};
 
-/// More namespaces are not followed one by one: each is a connection to the API server.
+/// At most this many namespaces are followed one by one, since each costs a connection to the API
+/// server. If more are needed, all pods are followed.
 pub(super) const MOST_NAMESPACES: usize = 32;
 
-/// Up to this many nodes, all pods are followed, if that is for the agent to choose.
+/// Up to this many nodes, `--watch-pods auto` follows all pods.
 const FEW_NODES: u32 = 1_000;
 
-/// Pods that a node is taken to have, until they could be counted.
+/// The assumed number of pods of a node, until all pods have been counted.
 const PODS_PER_NODE: usize = 30;
 
 /// What the choice depends on.
@@ -31,18 +32,18 @@ pub(super) struct ScopeFacts<'a> {
     pub all_pods: Option<usize>,
 }
 
-/// The choice, and why. More is followed at once, less after a while, so that a need that comes and
-/// goes does not open and close watches.
+/// The choice, and why. A wider scope takes effect at once, a narrower one after a while, so that a
+/// need that comes and goes does not open and close watches.
 #[derive(Debug)]
 pub(super) struct PodWatch {
     mode: WatchPods,
-    /// How long what nobody needs is followed.
+    /// How long pods are still followed after no policy needs them.
     linger: Duration,
     scope: Option<PodScope>,
     why: String,
     /// RFC 3339 in UTC.
     since: String,
-    /// Followed namespaces that nobody needs, and since when.
+    /// Followed namespaces that no policy needs, and since when.
     unneeded: BTreeMap<Arc<str>, Instant>,
     /// Since when not all pods are needed, although they are followed.
     all_unneeded: Option<Instant>,
@@ -104,7 +105,8 @@ impl PodWatch {
         !is_due && self.basis.as_ref().is_some_and(is_same)
     }
 
-    /// Chooses anew at `now`, which a clock calls `at` (RFC 3339). Returns the scope if it differs.
+    /// Chooses anew at `now`, whose wall-clock time is `at` (RFC 3339). Returns the scope if it
+    /// differs.
     pub fn choose(
         &mut self,
         facts: ScopeFacts<'_>,
@@ -188,7 +190,8 @@ impl PodWatch {
         Some((PodScope::Namespaces(followed), "policies need few namespaces".to_owned()))
     }
 
-    /// How many pods the cluster has, as far as that matters.
+    /// How many pods the cluster has, counted or estimated; `None` unless the mode is `auto` and
+    /// the number of nodes is known.
     fn total(&self, nodes: NodeCount) -> Option<usize> {
         match (self.mode, nodes) {
             (WatchPods::Auto, NodeCount::Nodes(nodes)) => {
@@ -198,7 +201,7 @@ impl PodWatch {
         }
     }
 
-    /// The needed namespaces, and those that were needed until lately.
+    /// The needed namespaces, and those that were needed less than [`Self::linger`] ago.
     fn followed(&mut self, needed: &BTreeSet<Arc<str>>, now: Instant) -> BTreeSet<Arc<str>> {
         self.unneeded.retain(|name, _| !needed.contains(name));
         if let Some(PodScope::Namespaces(before)) = &self.scope {

@@ -1,8 +1,8 @@
-//! Removes the rules of the CNI plugin portmap for pods that are gone, while host ports are
-//! Denizen's. Once portmap is out of the runtime's list, no DEL calls it any more.
+//! Removes the rules of the CNI plugin portmap for pods that are gone, while Denizen serves host
+//! ports. Once portmap is out of the runtime's CNI configuration, no DEL calls it any more.
 //!
-//! Rules of pods that live stay. They lead to the same pods, and if portmap comes back into the
-//! list, it finds them as it left them.
+//! Rules of living pods stay. They lead to the same pods as Denizen's, and if portmap comes back
+//! into the configuration, it finds its rules as it left them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::replace;
@@ -22,10 +22,10 @@ use denizen_source::attachments::is_cached;
 use denizen_state::AttachmentId;
 use denizen_text::describe;
 
-/// How often to look for rules: an ADD that began with an older list still calls portmap.
+/// How often to look for rules: an ADD that began with an older configuration still calls portmap.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
-/// A container that has no record and no cached result for so long is gone: during an ADD,
-/// portmap's rules come before both.
+/// A container without a record and a cached result for this long is gone. A shorter time would not
+/// show that: during an ADD, portmap's rules are made before both.
 const GONE_AFTER: Duration = Duration::from_secs(10);
 /// How long a departed pod is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -37,7 +37,7 @@ type ContainerId = Arc<str>;
 struct Recorded {
     is_known: bool,
     now: BTreeSet<ContainerId>,
-    /// Those that had a record, and since when they have none.
+    /// Containers that had a record, and since when they have none.
     departed: BTreeMap<ContainerId, Instant>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct PortmapRules {
 }
 
 impl PortmapRules {
-    /// Starts the task. Returns its current problems, too.
+    /// Starts the task that removes rules. Also returns the task's current problems.
     pub fn start(cni_cache: Option<PathBuf>) -> (Self, watch::Receiver<Vec<String>>) {
         let (recorded, of_agent) = watch::channel(Recorded::default());
         let (found, containers) = watch::channel(BTreeSet::new());
@@ -89,7 +89,7 @@ impl PortmapRules {
         !is_recorded && self.containers.borrow().contains(container)
     }
 
-    /// Waits until rules were removed, or others are found.
+    /// Waits until the set of containers with rules changes.
     pub async fn due(&mut self) {
         if self.containers.changed().await.is_err() {
             std::future::pending().await
@@ -107,7 +107,7 @@ struct Remover {
     recorded: watch::Receiver<Recorded>,
     due: Arc<Notify>,
     cni_cache: Option<PathBuf>,
-    /// Containers of which nothing is known, and since when.
+    /// Containers that have rules, but neither a record nor a cached result, and since when.
     missing: BTreeMap<ContainerId, Instant>,
 }
 
@@ -139,7 +139,7 @@ impl Remover {
         }
     }
 
-    /// Removes the rules of pods that are gone. Returns the containers that have rules then.
+    /// Removes the rules of pods that are gone. Returns the containers that still have rules.
     fn search(mut self) -> (Self, Result<BTreeSet<ContainerId>, PortmapError>) {
         let result = self.clean();
         (self, result)

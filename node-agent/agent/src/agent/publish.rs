@@ -38,21 +38,21 @@ pub(super) struct Publisher {
     state_file: PathBuf,
     /// The attachments of the last pod set.
     known: Option<BTreeSet<AttachmentId>>,
-    /// When the oldest record was written whose pod is not programmed yet.
+    /// When the oldest record of a pod that is not programmed yet was written.
     recorded: Option<SystemTime>,
     /// The first list of NetworkPolicies is complete: later events are changes.
     policies_listed: bool,
-    /// When the oldest change of a NetworkPolicy came that is not programmed yet.
+    /// When the oldest change of a NetworkPolicy that is not programmed yet was received.
     policy_changed: Option<Instant>,
-    /// Whether a changed NetworkPolicy changed the plan: a new label on a policy, for instance,
+    /// Whether a changed NetworkPolicy changed the plan. A new label on a policy, for instance,
     /// does not.
     policies_differ: bool,
-    /// Times of the pods' and Services' changes that are not programmed yet, with their slices'
-    /// families: the start of kube-proxy's `network_programming_duration_seconds`.
+    /// When pods and Services changed whose EndpointSlices are not programmed yet, each with the
+    /// slice's family: the start of kube-proxy's `network_programming_duration_seconds`.
     triggers: Vec<(Family, Timestamp)>,
     /// The health-check node ports may differ from those that are published.
     health_ports_differ: bool,
-    /// How much the syncs since the last success compared with the kernel.
+    /// The widest extent of the attempts since the last success.
     extent: SyncExtent,
 }
 
@@ -171,7 +171,7 @@ impl Publisher {
         self.policy_changed = None;
     }
 
-    /// Notes that all that is decided about NetworkPolicies is in the kernel.
+    /// Notes that everything decided about NetworkPolicies is in the kernel.
     pub(super) fn firewall_programmed(&mut self, now: Instant) {
         let is_changed = take(&mut self.policies_differ);
         let changed = self.policy_changed.take();
@@ -181,9 +181,8 @@ impl Publisher {
         }
     }
 
-    /// The programming of a pod that is added while the agent runs is measured from the time its
-    /// record was written. If a later record has already replaced the file, from that record's
-    /// time.
+    /// Remembers when the record of an added pod was written: its programming is measured from
+    /// then. If a later record has already replaced the file, from that record's time.
     fn note_pods(&mut self, pods: &PodSet) {
         let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
         let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));

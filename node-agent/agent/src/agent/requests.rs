@@ -12,8 +12,8 @@ use denizen_observe::status::metrics::{SyncExtent, set_gauges};
 use denizen_observe::trace::Prediction;
 use denizen_plan::explain::{Explanation, FirstPacket, without_hairpin};
 
-/// Answers a request and those that wait behind it. Returns whether programming succeeded, if
-/// one of them led to it.
+/// Answers a request and those that wait behind it. Returns whether programming succeeded, if one
+/// of the requests caused a pass.
 pub(super) fn answer_all(
     agent: &mut Agent,
     first: AgentRequest,
@@ -25,13 +25,13 @@ pub(super) fn answer_all(
         let Ok(request) = requests.try_recv() else { break };
         programmed = answer(agent, request).or(programmed);
     }
-    // Once for all of them: hundreds of ADDs may wait.
+    // Once for all requests: hundreds of ADDs may wait.
     agent.release();
     programmed
 }
 
-/// Returns whether programming succeeded; `None` if the request led to none. A client that is gone
-/// is not an error.
+/// Returns whether programming succeeded; `None` if the request caused no pass. A client that is
+/// gone is not an error.
 fn answer(agent: &mut Agent, request: AgentRequest) -> Option<bool> {
     match request {
         AgentRequest::WaitFor(wait_for, reply) => {

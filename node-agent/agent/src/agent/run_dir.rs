@@ -1,8 +1,9 @@
 //! The agent's part of the run directory: creates its socket, creates it again if it is gone, and
-//! checks whether this still is the directory that the CNI plugin uses.
+//! checks whether the directory is still the one that the CNI plugin uses.
 //!
-//! A removed directory can be created again, unless a container has it by a mount: the mount still
-//! holds the removed directory, in which nothing can be created. Only a restart mounts the new one.
+//! A removed directory can be created again, except in a container that has it as a mount: the
+//! mount still refers to the removed directory, in which nothing can be created. Only a restart
+//! mounts the new one.
 
 use std::fs::{self, File};
 use std::io;
@@ -117,7 +118,7 @@ impl Restorer {
         }
     }
 
-    /// Why only a restart restores the directory; `None` if that is not so.
+    /// Why only a restart restores the directory; `None` if no restart is needed.
     fn lost(&self) -> Option<String> {
         // A missing directory can be created.
         let now = File::open(&self.path).ok()?;
@@ -134,7 +135,7 @@ impl Restorer {
         ))
     }
 
-    /// Creates the socket again if it is gone, and the directory.
+    /// Creates the socket, and if necessary the directory, again if the socket is gone.
     async fn listen_again(&self, socket: &mut Option<Socket>) -> anyhow::Result<()> {
         if socket.as_ref().is_some_and(|socket| socket.is_there(&self.path)) {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Shows dropped packets while a command watches them.
+//! Sampling of dropped packets: additional rules have the kernel report them while a command
+//! watches.
 
 #![expect(clippy::disallowed_methods, reason = "the loop has the clock")]
 
@@ -10,24 +11,24 @@ use super::if_on;
 use crate::control::Sampled;
 use crate::engine::Engine;
 
-/// How long one request shows packets. A command that watches repeats it earlier; after the last
-/// one the rules that show packets are removed, however the command ended.
+/// How long one request has packets sampled. A command that watches repeats its request earlier.
+/// This long after the last request the sampling rules are removed, however the command ended.
 const FOR: Duration = Duration::from_secs(5);
 
-/// Until when packets are shown.
+/// Until when packets are sampled.
 #[derive(Debug, Default)]
 pub(super) struct Sampling {
     until: Option<Instant>,
 }
 
 impl Sampling {
-    /// Returns when nobody has asked for long enough; never while packets are not shown.
+    /// Completes when no request has come for [`FOR`]; never while packets are not sampled.
     pub(super) async fn due(&self) {
         if_on(self.until.map(sleep_until)).await
     }
 
-    /// Shows packets from now on. Returns whose, and whether a pass must program that; `None` if no
-    /// rule in nf_tables drops packets.
+    /// Begins or extends sampling. Returns which drops are sampled, and whether a pass must program
+    /// the sampling rules; `None` if no rule in nf_tables drops packets.
     pub(super) fn begin(&mut self, engine: &mut Engine) -> Option<(Sampled, bool)> {
         let sampled = engine.sample_drops(true);
         if !sampled.services && !sampled.network_policies {
@@ -37,7 +38,7 @@ impl Sampling {
         Some((sampled, is_new))
     }
 
-    /// Ends it. Returns whether packets were shown; then a pass must program the change.
+    /// Ends sampling. Returns whether it was on; then a pass must remove the sampling rules.
     pub(super) fn end(&mut self, engine: &mut Engine) -> bool {
         let was_on = self.until.take().is_some();
         engine.sample_drops(false);

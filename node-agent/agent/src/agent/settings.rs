@@ -7,10 +7,11 @@ use crate::config::Config;
 use denizen_backend::sysctl::{self, CheckScope, Reconciler, Setting};
 use denizen_text::describe;
 
-/// Sets them as `config` says. Returns the reconciler that keeps them; `None` with `--init-only`.
+/// Sets the sysctls as `config` says. Returns the reconciler that keeps them; `None` with
+/// `--init-only`.
 ///
 /// # Errors
-/// When there are none at `--sysctl-dir`.
+/// When `--sysctl-dir` contains no sysctls.
 pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
     let sysctls = &config.sysctl_dir;
     ensure!(
@@ -27,13 +28,13 @@ pub(super) fn set_up(config: &Config) -> anyhow::Result<Option<Reconciler>> {
     }
     sysctl::set_up(sysctls, &config.conntrack);
     if !ipvs.is_empty() {
-        // Without its settings, IPVS is not used.
+        // Before the backend opens: without these settings it does not use IPVS.
         settings.keep(ipvs, CheckScope::All);
     }
     Ok(Some(settings))
 }
 
-/// The settings of IPVS, if this run uses it. They are there once its module is loaded.
+/// The settings of IPVS, if this run uses it. They exist once the kernel module is loaded.
 fn for_ipvs(config: &Config) -> Vec<Setting> {
     if !config.backend.name.capabilities().balances_by_ipvs {
         return Vec::new();

@@ -46,7 +46,7 @@ impl ApiCounts {
     }
 }
 
-/// The most reads of policies that wait to be sent, or to be reported.
+/// The most reads of policies that may wait for the source, or, done, for the loop.
 const READS: usize = 256;
 
 /// The tasks that send facts to the loop, and what the loop exchanges with them.
@@ -58,18 +58,18 @@ pub(super) struct Sources {
     pub(super) unrecorded: watch::Receiver<attachments::Unrecorded>,
     /// The attachments that the plugin would redirect now.
     pub(super) selected: watch::Receiver<attachments::Selected>,
-    /// Gets the local pods whose labels are needed and not known.
+    /// Tells the source which local pods' labels are needed and not known.
     pub(super) unknown_pods: watch::Sender<BTreeSet<PodName>>,
-    /// Gets the namespaces of new pods, whose policies are read.
+    /// Tells the source the namespaces of new pods, so that it reads their policies.
     pub(super) read_policies: mpsc::Sender<PolicyRead>,
     /// The tickets of reads that are done, or cannot be done in time.
     pub(super) policies_read: mpsc::Receiver<u64>,
-    /// Chooses which pods are followed; `None` if all are, or they come from manifests.
+    /// Chooses which pods are followed; `None` if all pods are, or if pods come from manifests.
     pub(super) pod_scope: Option<PodScopeChooser>,
 }
 
-/// Starts all sources. With them returns what they ask the API by, for the writer of events; `None`
-/// if objects come from manifests.
+/// Starts all sources. Also returns their API client, for the writer of events; `None` if objects
+/// come from manifests.
 pub(super) async fn start(
     config: &Config,
     wrong_policies: &mpsc::Sender<WrongPolicy>,
@@ -201,8 +201,8 @@ pub(super) fn notices(
     notices
 }
 
-/// The egress configuration before anything is programmed: a restart must not let connections out
-/// for a moment with a pod's address.
+/// The egress configuration before anything is programmed: a restart must not let connections leave
+/// for a moment with a pod's address as their source.
 pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
     let Some(egress) = &config.egress else {
         egress::forget(&config.run_dir);
@@ -211,8 +211,8 @@ pub(super) fn egress_at_start(config: &Config) -> Option<Event> {
     egress::at_start(egress).map(Event::Egress)
 }
 
-/// Reads the addresses of recorded pods when the firewall asks: the state file's source may be
-/// behind.
+/// Reads the addresses of recorded pods directly from the state file when the firewall asks: the
+/// events of that file's source may be late.
 pub(super) fn records(run_dir: &Path) -> Records {
     let config = state_file::StateFileConfig { run_dir: run_dir.to_owned() };
     Records::new(move || {

@@ -1,4 +1,4 @@
-//! Starts everything, in the order that it needs, and runs the loop.
+//! Starts all parts, in the necessary order, and runs the loop.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +43,8 @@ pub struct Startup {
     pub log: LogFilter,
 }
 
-/// Runs until a signal stops it. The rules stay: that is how an upgrade works.
+/// Runs until a signal stops it. The rules stay in the kernel, so that services work during an
+/// upgrade.
 ///
 /// # Errors
 /// When it cannot start: another agent runs here, the run directory cannot be used, or netlink

@@ -11,7 +11,7 @@ use crate::control::AgentRequest;
 use crate::flush::Step;
 use denizen_model::Event;
 
-/// A turn that takes longer is logged: all that comes meanwhile waits.
+/// A longer turn is logged: events and requests that arrive during it must wait.
 const LONG: Duration = Duration::from_millis(250);
 
 /// What the loop does next.
@@ -59,7 +59,7 @@ impl Next {
 pub(super) struct StopWatch {
     what: &'static str,
     begun: Instant,
-    /// The thread's processor time then.
+    /// The thread's processor time at the start.
     used: Duration,
 }
 
@@ -72,7 +72,7 @@ impl StopWatch {
         let elapsed = self.begun.elapsed();
         turns.observe(elapsed.as_secs_f64());
         if elapsed > LONG {
-            // The rest of the time it waited: for a processor, or for the kernel.
+            // For the rest of `elapsed`, the thread waited for a processor or for the kernel.
             let processor = used().saturating_sub(self.used);
             info!(turn = self.what, ?elapsed, ?processor, "a turn of the loop took long");
         }

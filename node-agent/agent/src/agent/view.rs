@@ -100,7 +100,7 @@ pub(super) fn without_effect(agent: &Agent) -> Option<String> {
     })
 }
 
-/// Whether another program's IPVS serves services while policies are enforced.
+/// Whether this agent enforces policies, while another program serves services through IPVS.
 fn is_passed_by(agent: &Agent) -> bool {
     let is_alone = match agent.backend {
         BackendName::None => agent.engine.plan().firewall().is_some(),

@@ -14,7 +14,8 @@ use denizen_text::describe;
 /// The oldest release that serves `discovery.k8s.io/v1`.
 const OLDEST: (u32, u32) = (1, 21);
 
-/// Clocks that differ less are together. Certificates and tokens are valid for hours.
+/// Clocks that differ by no more than this count as equal: certificates and tokens are valid for
+/// hours.
 const SKEW: SignedDuration = SignedDuration::from_secs(30);
 
 pub(super) async fn checks(subject: &Subject) -> Vec<Check> {
@@ -157,7 +158,8 @@ fn rights(missing: &[RolePermission]) -> Finding {
     }
 }
 
-/// Before the installation the credentials are somebody else's: the kubelet's, for example.
+/// Before the installation the credentials are another program's, for example the kubelet's, so
+/// missing rights say nothing about the agent's.
 fn not_the_agents(kubeconfig: &Path, missing: &[RolePermission]) -> Finding {
     let file = kubeconfig.display();
     Finding::skipped(format!(
@@ -201,7 +203,8 @@ async fn node(subject: &Subject, probe: &ServerProbe) -> Finding {
     }
 }
 
-/// `date`: the server's time, at some time from `began` to `ended`.
+/// Compares the clocks. `date` is the server's time at some moment between `began` and `ended`,
+/// which are this node's.
 fn clock(date: Option<Timestamp>, began: Timestamp, ended: Timestamp) -> Finding {
     let Some(date) = date else {
         return Finding::skipped("the API server does not say its time");

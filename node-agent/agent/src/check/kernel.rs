@@ -1,7 +1,7 @@
 //! What the kernel and iptables' programs can do.
 //!
-//! nf_tables is asked by a batch that the kernel checks and never commits. Tables of a running
-//! agent are there, so they were accepted.
+//! nf_tables is asked by a batch that the kernel checks and never commits. If a running agent's
+//! table exists, the kernel has accepted it, and is not asked.
 
 use super::{Check, Finding, Subject, Topic};
 use crate::config::NetworkPolicyMode;
@@ -42,7 +42,7 @@ pub(super) fn checks(subject: &Subject) -> Vec<Check> {
     ]
 }
 
-/// Why something is not checked by a process that may not ask.
+/// A finding for checks that need CAP_NET_ADMIN, if this process lacks it.
 pub(super) fn not_permitted() -> Option<Finding> {
     let is_held = Capability::NetAdmin.is_held();
     (!is_held).then(|| Finding::skipped("it cannot be asked without CAP_NET_ADMIN"))
@@ -131,8 +131,8 @@ fn ipvs(subject: &Subject) -> Finding {
     }
 }
 
-/// The programs' variant, and the extensions that they or the kernel lack. Legacy programs make a
-/// table when they are asked about it, so they are only asked where it is.
+/// The programs' variant, and the extensions that they or the kernel lack. Reading a missing legacy
+/// table creates it, so legacy programs are only asked if the table exists.
 fn programs(variant: Option<Variant>) -> Result<(&'static str, Vec<String>), IptablesError> {
     let programs = match variant {
         Some(variant) => Programs::installed(variant)?,
@@ -147,7 +147,7 @@ fn programs(variant: Option<Variant>) -> Result<(&'static str, Vec<String>), Ipt
         let is_there = || legacy_tables(family).iter().any(|table| table == Table::Filter.as_str());
         if programs.variant == Variant::Nft || is_there() {
             let lacking = programs.missing(family, &(SCHEMA.extensions)(family))?;
-            // The rule names a set, which is only there with the backend's rules.
+            // The tested rule names a set that only exists with the backend's rules.
             let lacking = lacking.all().filter(|(_, message)| !message.contains("doesn't exist"));
             missing.extend(lacking.map(|(words, message)| format!("{}: {message}", words.trim())));
         }
@@ -190,7 +190,7 @@ fn network_policy(subject: &Subject) -> Finding {
     }
 }
 
-/// Reads the entries of SCTP, which are few.
+/// Reads the entries of SCTP as a test, because there are few.
 fn conntrack() -> Finding {
     if let Some(finding) = not_permitted() {
         return finding;

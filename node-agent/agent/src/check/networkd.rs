@@ -9,10 +9,11 @@ use denizen_state::regular;
 use super::Finding;
 use denizen_backend::iptables::processes_called;
 
-/// Its name as the kernel truncates it, to 15 bytes.
+/// The process name, which the kernel truncates to 15 bytes.
 const NAME: &str = "systemd-network";
 
-/// Where its configuration is, the first of several of one name counts (networkd.conf(5)).
+/// The folders of its configuration. Of files with the same name, the one in the first folder
+/// counts (networkd.conf(5)).
 const FOLDERS: [&str; 4] =
     ["etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd"];
 

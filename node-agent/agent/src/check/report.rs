@@ -13,7 +13,7 @@ use denizen_text::Printable;
 pub enum CheckGroup {
     /// What this kernel, and the programs on it, can do.
     Kernel,
-    /// The kernel's settings, and its room.
+    /// The kernel's settings, and the room of connection tracking.
     Settings,
     /// Other programs that program the same things.
     OtherPrograms,
@@ -107,7 +107,7 @@ impl Topic {
         Self::Status,
     ];
 
-    /// Its group, and its name there.
+    /// The topic's group, and its name in the report.
     pub fn place(self) -> (CheckGroup, &'static str) {
         match self {
             Self::Permissions => (CheckGroup::Kernel, "permissions"),
@@ -302,7 +302,7 @@ ok 1, warning 1, failure 1, skipped 1
         assert_eq!(report.to_string(), expected);
     }
 
-    /// Whoever asks many nodes goes by them.
+    /// Programs that check many nodes group their findings by code.
     #[test]
     fn the_page_has_all_codes_and_no_other() {
         let sources = [

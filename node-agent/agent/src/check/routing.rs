@@ -65,8 +65,8 @@ fn speaker(subject: &Subject) -> Option<Finding> {
     })
 }
 
-/// Whether somebody listens at BGP's port, by the kernel's list of sockets. To bind the port would
-/// need a capability that the agent's container has not got.
+/// Whether any program listens at BGP's port, by the kernel's list of sockets. To bind the port
+/// would need a capability that the agent's container does not have.
 fn has_listener(protocol: &str) -> bool {
     let Ok(file) = File::open(format!("/proc/self/net/{protocol}")) else { return false };
     BufReader::new(file).lines().map_while(Result::ok).any(|line| is_listener(&line))

@@ -9,7 +9,8 @@ use denizen_model::{Family, LocalPod, family_of};
 const CLOSE: u64 = 75;
 /// Fail when conntrack is this full, in percent: when it is full, the kernel drops new connections.
 const FULL: u64 = 95;
-/// Warn if a full table would have more entries in a bucket, on average. kube-proxy sets 4.
+/// Warn if a full conntrack table would have more entries per bucket than this, on average.
+/// kube-proxy sets 4.
 const LONGEST_BUCKET: u64 = 8;
 
 pub(super) fn checks(subject: &Subject) -> Vec<Check> {
@@ -87,7 +88,7 @@ fn conntrack_room(subject: &Subject) -> Finding {
     Finding::ok(format!("{used} are tracked"))
 }
 
-/// A running agent has set what it may.
+/// If the agent runs, what differs from its settings is what it was not permitted to set.
 fn conntrack_settings(subject: &Subject) -> Finding {
     let wanted = subject.conntrack.settings(cpus());
     let others: Vec<String> =

@@ -28,9 +28,9 @@ pub(super) struct BirdArgs {
     program: PathBuf,
 }
 
-/// Becomes BIRD, as soon as there is a configuration. While the kernel has routes of an earlier
-/// BIRD, the new one keeps them until its peers have advertised all (`-R`); without any, it need
-/// not wait for a peer that may be dead.
+/// Becomes BIRD, as soon as there is a configuration. If the kernel has routes of an earlier BIRD,
+/// the new BIRD keeps them until its peers have advertised all routes (`-R`). If it has none, BIRD
+/// need not wait for a peer that may be dead.
 pub(super) fn bird(args: &BirdArgs) -> anyhow::Result<()> {
     let folder = std::path::absolute(args.run_dir.run_dir.join(FOLDER))?;
     let configuration = folder.join(CONFIGURATION);

@@ -50,8 +50,8 @@ pub(super) struct CleanupArgs {
 pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     let mut results = Vec::new();
     let mut planned = BTreeSet::new();
-    // A running agent would program its rules again, and one that starts meanwhile a part of them.
-    // The lock prevents both.
+    // A running agent would program its rules again, and an agent that starts meanwhile would lose
+    // a part of its rules. The lock prevents both.
     let namespace_lock = lock_namespace();
     match &namespace_lock {
         Ok(_) => results.extend(remove_denizens(args)),
@@ -72,14 +72,14 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
 
 /// Removes denizen's own rules. With --kube-proxy it searches for chains even if the sets are gone.
 fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
-    // First, since afterwards no rule protects 127.0.0.0/8 from neighbours.
+    // Before the rules are removed: afterwards no rule protects 127.0.0.0/8 from neighbours.
     let run_dir = &args.run_dir.run_dir;
     close_loopback(&Loopback::new(&args.sysctl_dir, run_dir));
     for bridge in BridgeFilter::new(&args.sysctl_dir, run_dir).set_back() {
         println!("set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back");
     }
     vec![
-        // Before the rules: nobody should send more.
+        // Before the rules: routers should send no more packets here.
         announcements().map(|routes| print_removed(routes, "announcement")),
         forward::cleanup()
             .context("cannot remove denizen's rules from other firewalls' chains")
@@ -88,7 +88,8 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
                     println!("removed denizen's rules from {chains} of other firewalls' chains");
                 }
             }),
-        // Until the addresses are not routed here any more, rules refuse what is new there.
+        // As long as the addresses of virtual servers are still routed here, rules refuse new
+        // connections to them.
         only_refuse().context("cannot refuse new connections to virtual servers"),
         virtual_servers().map(|count| print_removed(count, "virtual server")),
         tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
@@ -107,8 +108,8 @@ fn release_plugin(run_dir: &Path) -> anyhow::Result<()> {
     noted.context("cannot tell the plugin that NetworkPolicies are not enforced any more")
 }
 
-/// Sets `route_localnet` back if denizen set it. Others who need it have rules of their own against
-/// neighbours, as denizen has.
+/// Sets `route_localnet` back if denizen set it. Other programs that need it have their own rules
+/// that protect 127.0.0.0/8 from neighbours, as denizen does.
 fn close_loopback(loopback: &Loopback) {
     match loopback.set_back() {
         Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
@@ -150,10 +151,9 @@ fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
     }
 }
 
-/// If kube-proxy's device exists, the virtual servers count as its own, and the running agent gets
-/// those that it plans. The device goes last, so
-/// that an interrupted call can be repeated; until then the node treats service addresses as its
-/// own.
+/// If kube-proxy's device exists, all virtual servers count as kube-proxy's, except those that a
+/// running agent plans, which it keeps. The device goes last, so that an interrupted call can be
+/// repeated; until then the node treats service addresses as its own.
 fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
     let Some(device) = block_on(kube_ipvs0::device())? else {
         let servers = ipvs::virtual_servers();
@@ -168,7 +168,7 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
     let carried = ipvs::connections(&planned.iter().map(|key| key.at).collect());
     let (before, mut kept) = (ipvs::all_virtual_servers(), 0);
     if before > 0 {
-        // As in kube-proxy's own clean-up: nothing shows whose they are.
+        // As in kube-proxy's own clean-up: nothing shows which program made a virtual server.
         kept = Kernel::remove_foreign(planned)
             .context("cannot remove kube-proxy's virtual servers")?;
     }
@@ -190,7 +190,8 @@ fn routes() -> anyhow::Result<usize> {
     removed.context("cannot remove the routes to other nodes' pods")
 }
 
-/// BIRD's configuration, which has passwords, and, once BIRD is gone, what it has learned.
+/// Removes BIRD's configuration, which has passwords, and, unless BIRD still runs, the routes that
+/// it has learned.
 fn learned(run_dir: &Path) -> anyhow::Result<()> {
     let folder = run_dir.join(bird::FOLDER);
     for name in [bird::CONFIGURATION, bird::NEXT] {

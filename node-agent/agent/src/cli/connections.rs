@@ -19,7 +19,7 @@ use denizen_observe::connections::{
 use denizen_observe::names::Names;
 use denizen_text::{Printable, printable_json, printable_lines};
 
-/// How long names are used before they are asked for again.
+/// How long names are used before the agent is asked for them again.
 const NAMES_FOR: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
@@ -80,7 +80,8 @@ pub(super) struct ConnectionList {
     totals: Totals,
 }
 
-/// Connections for `relay`. A name that this node does not know has none: another node knows it.
+/// Connections for `relay`. A pod or service that this node does not know is no error, but has no
+/// connections here: another node may know it.
 pub(super) fn list(query: ConnectionsQuery, run_dir: &Path) -> anyhow::Result<ConnectionList> {
     let ConnectionsQuery { pod, service, limit } = query;
     let filter = ConnectionFilter { pod, service };
@@ -184,7 +185,7 @@ impl<W: Write> Show<W> {
         }
     }
 
-    /// Until the output is closed, or the command is interrupted.
+    /// Watches until the output is closed, or the command is interrupted.
     fn watch(&mut self, reader: &mut ConnectionReader, run_dir: &Path) -> anyhow::Result<()> {
         end_with_reader();
         reader.listen().context("cannot watch connections")?;

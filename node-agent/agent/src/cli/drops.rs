@@ -28,20 +28,20 @@ use denizen_observe::names::Names;
 use denizen_plan::explain::PolicyRow;
 use denizen_text::{Printable, printable_json};
 
-/// How often the command repeats its request to show packets.
+/// How often the command repeats its request to sample drops.
 const RENEW: Duration = Duration::from_secs(2);
 
 /// The longest that [`dropped`] watches, in seconds.
 const LONGEST_WATCH: u64 = 10;
 
-/// A shorter rest of the time is not waited for: the kernel takes a timeout of 0 for no limit.
+/// If less time than this is left, the command stops: the kernel takes a timeout of 0 for no limit.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The most kinds of packets that [`dropped`] tells apart, and the most flows whose policy
 /// [`refused`] looks up.
 const KINDS: usize = 100;
 
-/// The most flows that are named.
+/// The most flows that are named; further flows are only counted.
 const MOST_FLOWS: usize = 1_000;
 
 #[derive(Debug, Args)]
@@ -68,7 +68,7 @@ pub(super) fn drops(args: DropsArgs) -> anyhow::Result<()> {
     show(&Drops { counts, refused: read_flows(is_iptables, MOST_FLOWS, &run_dir)? }, output)
 }
 
-/// What the rules counted, and whose packets they were.
+/// What the rules counted, and the flows of the packets.
 #[derive(Debug, Serialize)]
 struct Drops {
     #[serde(flatten)]
@@ -89,7 +89,7 @@ pub(super) struct RefusedQuery {
     limit: usize,
 }
 
-/// Whose packets the rules dropped and refused within the last 15 minutes.
+/// The flows whose packets the rules dropped or refused within the last 15 minutes.
 pub(super) fn refused(query: RefusedQuery, run_dir: &Path) -> anyhow::Result<RefusedFlows> {
     read_flows(is_iptables(run_dir)?, query.limit.min(MOST_FLOWS), run_dir)
 }
@@ -166,11 +166,11 @@ pub(super) struct DroppedKinds {
     dropped: Vec<DroppedKind>,
     /// There were more kinds, or more packets than were read in time.
     has_more: bool,
-    /// Whose packets are shown.
+    /// Which drops are sampled: services', NetworkPolicies'.
     sampled: Sampled,
 }
 
-/// Packets that differ in their source port alone: the first, and how many there were.
+/// Packets that differ only in their source port: the first packet, and how many there were.
 #[derive(Debug, Serialize)]
 struct DroppedKind {
     #[serde(flatten)]
@@ -205,8 +205,8 @@ impl DroppedEnds {
     }
 }
 
-/// What is dropped within a few seconds, for `relay`. The agent removes the rules that show it soon
-/// after.
+/// What is dropped within a few seconds, for `relay`. The agent removes its sampling rules soon
+/// afterwards.
 pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<DroppedKinds> {
     let mut watch = DropWatch::open()?;
     let sampled = sample(run_dir)?;
@@ -230,8 +230,8 @@ pub(super) fn dropped(query: DroppedQuery, run_dir: &Path) -> anyhow::Result<Dro
                 Entry::Vacant(_) => has_other = true,
             }
         })?;
-        // The rules stay for a while after each request. One shortly before the end would only keep
-        // them after it.
+        // The sampling rules stay for a while after each request. A request shortly before the end
+        // would only keep them longer than needed.
         if renewed.elapsed() >= RENEW && until > renewed + 2 * RENEW {
             renew(run_dir)?;
             renewed = Instant::now();
@@ -262,8 +262,8 @@ fn refusing_packet(run_dir: &Path, packet: &DroppedPacket) -> Option<String> {
     refusing(run_dir, &packet.table, &protocol, source, destination)
 }
 
-/// The policy that drops such packets, as `explain` names it. The agent may have newer facts by now
-/// than its rules had then.
+/// The policy that drops such packets, as `explain` names it. It may be wrong if the agent's facts
+/// have changed since the packet was dropped.
 fn refusing(
     run_dir: &Path,
     table: &str,
@@ -280,8 +280,8 @@ fn refusing(
     explanation.policies.iter().find_map(PolicyRow::refusing)
 }
 
-/// Repeats the request to show packets. If the agent is gone, it may have been killed with the
-/// rules that show packets in place; then the command removes them.
+/// Repeats the request to sample drops. If the agent is gone, it may have been killed while its
+/// sampling rules were in place; then the command removes them.
 fn renew(run_dir: &Path) -> anyhow::Result<()> {
     let result = sample(run_dir).map(drop);
     let is_gone =

@@ -24,13 +24,14 @@ use crate::control::{Empty, ExplainQuery, Request};
 use denizen_observe::status::view::ViewQuery;
 use denizen_text::printable_json;
 
-/// What a client may rely on. It changes when an answer's meaning changes, not when one is added.
+/// The version of the protocol. It changes when the meaning of an answer changes, not when an
+/// answer is added.
 const PROTOCOL: u32 = 1;
 
 /// Size limit of a request in bytes.
 const LONGEST_REQUEST: u64 = 64 * 1024;
 
-/// Size limit of an answer in bytes. Clients ask hundreds of nodes, and keep what they say.
+/// Size limit of an answer in bytes. Clients ask hundreds of nodes, and keep their answers.
 const LONGEST_ANSWER: usize = 16 << 20;
 
 /// Time limit of the whole process: a client that is gone may not close the input.
@@ -53,21 +54,21 @@ enum RelayRequest {
     Announce(IpAddr),
     Trace(ExplainQuery),
     VirtualServers(Empty),
-    /// As `denizen-agent check`, with the flags that this container's environment and configuration
-    /// file have.
+    /// As `denizen-agent check --run-dir`, with the flags that this container's environment sets.
     Check(Empty),
     /// As `denizen-agent connections`, limited.
     Connections(ConnectionsQuery),
     /// As `denizen-agent drops`, without flows.
     Drops(Empty),
-    /// What `denizen-agent drops --watch` shows within a few seconds, packets of one kind once.
+    /// What `denizen-agent drops --watch` shows within a few seconds. Packets that differ only in
+    /// their source port are one row.
     Dropped(DroppedQuery),
     /// The flows whose packets were dropped or refused within the last 15 minutes.
     Refused(RefusedQuery),
     /// How packets to an address leave this node.
     Route(IpAddr),
-    /// No more requests. The end of the input is no such sign: through some API servers it cuts
-    /// the output off.
+    /// No more requests follow. The client cannot close the input instead: through some API servers
+    /// that cuts off the output.
     End(Empty),
 }
 

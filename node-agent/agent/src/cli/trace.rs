@@ -55,7 +55,7 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     if until_input {
         let is_unwanted = is_unwanted.clone();
         thread::spawn(move || {
-            // Any input ends it, and so does an error.
+            // Any input, its end or an error ends the trace.
             let _ = io::stdin().read(&mut [0]);
             is_unwanted.store(true, Ordering::Relaxed);
         });

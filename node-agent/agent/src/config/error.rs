@@ -24,25 +24,26 @@ pub enum ConfigError {
     /// No usable source of objects.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
-    /// Neither services nor NetworkPolicies nor routes.
+    /// Neither services nor NetworkPolicies nor routes nor host ports.
     #[error(
         "--services=off, --network-policy=off, --routing-mode=off and --host-ports=off leave nothing \
          to do: serve services, enforce NetworkPolicies with --network-policy=on, route with \
          --routing-mode, or serve host ports with --host-ports=on"
     )]
     NothingToDo,
-    /// Addresses for which anybody can ask would be announced.
+    /// Load balancer or external IPs are to be announced, without ranges that limit them: anyone
+    /// who may write a Service could have any address announced.
     #[error(
         "--announce-services: whoever may write a Service chooses its external IPs: name the ranges of \
          external IPs and load balancer IPs that may be announced with --announce-ranges"
     )]
     NoAnnounceRanges,
-    /// Nobody to speak BGP with.
+    /// BIRD is to be configured, but its peers are not given.
     #[error(
         "--routing-mode=bird needs --bird, or routing.bird in the file: with whom BIRD speaks BGP"
     )]
     NoBird,
-    /// A flag about connections that another program translates.
+    /// A flag that only has an effect if this agent serves services.
     #[error(
         "{0} is part of serving services, which --services=off leaves to another program: remove one \
          of the two"

@@ -32,10 +32,9 @@ const LONGEST: u64 = 1 << 20;
 /// A flag set by a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Setting {
-    /// Its long name, without the dashes.
+    /// The long name, without the dashes.
     flag: String,
     value: String,
-    /// The position in the file.
     at: FieldPosition,
 }
 
@@ -64,18 +63,16 @@ impl Display for Problem {
 /// Why a file cannot be used.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// It cannot be read.
     #[error("cannot read the configuration file {path}")]
     Read {
-        /// The file.
         path: PathBuf,
         #[source]
         source: std::io::Error,
     },
     #[error("the configuration file {path} cannot be used:{}", listed(.problems))]
     Bad {
-        /// The file.
         path: PathBuf,
+        /// Errors in the file's fields, each with its position.
         problems: Vec<Problem>,
     },
 }
@@ -90,7 +87,6 @@ fn listed(problems: &[Problem]) -> String {
 /// A command line, completed with the settings of its `--config` file.
 #[derive(Debug, Default)]
 pub struct Completed {
-    /// All its words.
     pub words: Vec<OsString>,
     /// The fields of the file that have no effect: position and reason.
     pub ignored: Vec<String>,

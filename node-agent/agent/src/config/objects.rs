@@ -12,8 +12,7 @@ use denizen_source::kube::access::{Access, Credentials, is_server};
 #[derive(Debug, Clone, Default, Args)]
 pub struct ObjectsArgs {
     /// A folder of manifests (Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies,
-    /// Namespaces, Pods) to serve, instead of
-    /// an API server's objects
+    /// Namespaces, Pods) to serve, instead of an API server's objects
     #[arg(long, value_name = "DIR", conflicts_with = "kubeconfig")]
     pub manifests: Option<PathBuf>,
 

@@ -78,7 +78,7 @@ impl AgentClient {
         self.ask(Request::VirtualServers { virtual_servers: Empty {} }).await
     }
 
-    /// Passes on a request; its answer in JSON.
+    /// Passes on a request, and returns its answer as JSON.
     pub async fn relay(&self, request: Request) -> Result<Value, ControlError> {
         self.ask(request).await
     }

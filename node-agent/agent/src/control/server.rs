@@ -24,13 +24,14 @@ type JsonAnswer = Pin<Box<dyn Future<Output = Option<Value>> + Send>>;
 
 /// Size limit of a request in bytes. Requests are small.
 const LONGEST_REQUEST: u64 = 64 * 1024;
-/// Bytes to read at once: more than a plugin's request has. Hundreds of plugins may wait.
+/// Size of a connection's buffer in bytes: more than a plugin's request has, and small, since
+/// hundreds of plugins may wait.
 const USUAL_REQUEST: usize = 1024;
 /// Time limit for a client to write a request.
 const REQUEST_TIME: Duration = Duration::from_secs(5);
 
 /// Listens on the run directory's socket, and replaces a dead one in one step: a plugin that finds
-/// no socket takes it that no agent runs here, and does not wait.
+/// no socket assumes that no agent runs here, and does not wait.
 ///
 /// # Errors
 /// [`ControlError::Taken`] if a running agent listens there.
@@ -69,8 +70,8 @@ pub async fn serve(listener: &UnixListener, requests: &mpsc::Sender<AgentRequest
     }
 }
 
-/// Answers requests in order until the client has no more. Those that come together are answered
-/// together.
+/// Answers requests in order until the client has no more. Requests that arrive together are
+/// answered together.
 async fn converse(stream: UnixStream, requests: mpsc::Sender<AgentRequest>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::with_capacity(USUAL_REQUEST, read.take(LONGEST_REQUEST));
@@ -116,7 +117,7 @@ async fn send(line: &str, requests: &mpsc::Sender<AgentRequest>) -> Option<JsonA
     }
 }
 
-/// What the loop is asked for a request of the socket, and its future answer.
+/// The request to the loop for a request of the socket, and the loop's future answer.
 fn with_reply(request: Request) -> (AgentRequest, JsonAnswer) {
     match request {
         Request::WaitFor(wait_for) => with_answer(|reply| AgentRequest::WaitFor(wait_for, reply)),

@@ -24,7 +24,7 @@ pub struct Pass<E: Error + 'static> {
 pub enum Progress {
     /// All that is decided is in the kernel.
     Complete,
-    /// [`super::Engine::wait`] returns when to go on.
+    /// A part is in the kernel. [`super::Engine::wait`] completes when programming can go on.
     Continues,
     /// Another program keeps rewriting the same rules. Nothing more is written.
     Contended,

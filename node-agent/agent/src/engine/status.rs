@@ -108,7 +108,7 @@ fn network_policy<B>(
         waiting: report.waiting,
         dropped: report.dropped,
         unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
-        // The caller knows which are wanted, and why.
+        // The caller knows which pods are watched, and why, and fills this in.
         watched_pods: None,
     })
 }
@@ -161,7 +161,7 @@ fn host_port_warnings(plan: &Plan) -> Vec<String> {
     lines.into_iter().chain(off).collect()
 }
 
-/// Health-check node ports that a service asks for and another one has.
+/// Health-check node ports that a service asks for and another service has.
 fn lost_health_ports(plan: &Plan) -> impl Iterator<Item = String> {
     let services = plan.services();
     let lost = services.map(|services| services.health_checks().by_port().1);

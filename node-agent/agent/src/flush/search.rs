@@ -1,4 +1,4 @@
-//! One search: what the thread does that may block.
+//! One search: the part that runs in a thread that may block.
 
 use std::collections::HashSet;
 
@@ -9,10 +9,10 @@ use denizen_conntrack::{Conntrack, ConntrackError};
 use denizen_packet::{Family, PackedFlow, TrackedFlow, Treatment};
 use denizen_plan::conntrack::StaleCandidates;
 
-/// Entries that the loop decides about at once: a fraction of a millisecond's work.
+/// Entries that the loop decides about in one turn: a fraction of a millisecond's work.
 const PIECE: usize = 1024;
 
-/// After so many decisions, the memory that they took is given back at once.
+/// From this many decisions on, their memory is returned to the kernel at once.
 pub(super) const MANY: usize = 20_000;
 
 /// The result of a search.
@@ -34,8 +34,8 @@ pub(super) struct Treated {
     pub permitted: usize,
 }
 
-/// Reads the entries that match the candidates, passes them to the loop, and does what it decides.
-/// `forbidden` are the connections that were forbidden before.
+/// Reads the entries that match the candidates, passes them to the loop, and carries out what the
+/// loop decides. `forbidden` are the connections that were forbidden before.
 pub(super) fn search(
     candidates: &StaleCandidates,
     conntrack: Conntrack,
@@ -60,7 +60,7 @@ pub(super) fn search(
 impl Finished {
     fn read(&mut self, candidates: &StaleCandidates, read: &mpsc::Sender<Vec<TrackedFlow>>) {
         let parts = candidates.parts();
-        // The loop ends only with the process.
+        // If sending fails, the loop has ended, and the process ends too.
         let send = |piece| _ = read.blocking_send(piece);
         let is_read = |entry: &TrackedFlow| parts.iter().any(|part| part.keeps(entry));
         let unread = self.forbidden.iter().map(PackedFlow::flow).filter(|entry| !is_read(entry));
@@ -90,7 +90,7 @@ impl Finished {
         send(piece);
     }
 
-    /// Piece by piece: what is decided may be the kernel's whole table.
+    /// Carries out the decisions piece by piece: they may concern the kernel's whole table.
     fn treat(&mut self, decided: &[(PackedFlow, Treatment)]) {
         for (treatment, family) in Treatment::ALL
             .into_iter()
@@ -123,8 +123,8 @@ impl Finished {
             Treatment::Delete | Treatment::Unmark if result.is_ok() => {
                 entries.iter().for_each(|entry| _ = self.forbidden.remove(&entry.into()));
             }
-            // Those that it was done to are found to be so by the next search. One that was
-            // answered meanwhile is still there.
+            // After an error, the next search finds which entries were treated. With
+            // `DeleteUnanswered`, an entry that was answered meanwhile still exists.
             Treatment::Delete | Treatment::DeleteUnanswered | Treatment::Unmark => {}
         }
         self.note(result);

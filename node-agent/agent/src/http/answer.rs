@@ -80,7 +80,7 @@ impl Answers {
         }
     }
 
-    /// Health in kube-proxy's words. As there, any method is accepted.
+    /// Health in kube-proxy's form. As in kube-proxy, any method is accepted.
     fn health(&self, path: &str) -> Answer {
         let loop_state = *self.published.loop_state.borrow();
         let metrics = &self.published.metrics.like_kube_proxy;

@@ -29,15 +29,15 @@ const WHOLE_TIME: Duration = Duration::from_secs(10);
 const LONGEST_REQUEST: usize = 16 * 1024;
 /// The most header fields of a request.
 const HEADERS: usize = 64;
-/// The most connections that one listener accepts before others have their turn. Until they are
-/// sorted out, each is an open file.
+/// The most connections that one listener accepts before other listeners have their turn. Until the
+/// surplus is closed, each connection is an open file.
 const AT_ONCE: usize = 256;
 /// The pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Accepts connections while it is polled; open ones end with it. A connection in the kernel's
-/// queue delays those behind it, whoever they belong to. So all waiting ones are accepted at once,
-/// and the surplus is closed before any other work.
+/// queue delays those behind it, whichever clients they belong to. So all waiting connections are
+/// accepted at once, and the surplus is closed before any other work.
 pub(super) async fn accept(
     listener: AsyncFd<TcpListener>,
     site: Site,
@@ -64,7 +64,8 @@ pub(super) async fn accept(
     }
 }
 
-/// The connections in the kernel's queue, each with its slot, and the error after them.
+/// The connections in the kernel's queue, each with its slot, and the error that ended accepting,
+/// if any.
 fn all_waiting(
     mut ready: AsyncFdReadyGuard<'_, TcpListener>,
     slots: &Slots,

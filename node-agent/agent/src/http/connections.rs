@@ -47,7 +47,8 @@ impl Connections {
             return Ok(read.summary.clone());
         }
         let names = names.await?;
-        // The lock goes with the thread that reads: a client that leaves does not let others read.
+        // The reading thread holds the lock: if the client leaves, others still wait for this read
+        // and begin none of their own.
         let reading = tokio::task::spawn_blocking(move || {
             let summary = Arc::new(read(&names).map_err(|error| describe(&error))?);
             *last = Some(Read { at: Instant::now(), summary: summary.clone() });
@@ -70,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often somebody reads.
+    /// Returns the number of the read that the summary is from.
     async fn ask(connections: &Connections, age: Duration, reads: &Arc<AtomicU64>) -> u64 {
         let reads = reads.clone();
         let read = move |_: &Names| {

@@ -64,8 +64,8 @@ pub(super) fn public(listen: Listen, ports: &HealthPorts) -> Sites {
 }
 
 /// The address for kubelet's probes: a socket of its own, so that connections of other hosts and
-/// pods never wait in the kernel's queue before a probe. If something else has this address, it
-/// answers the probes too.
+/// pods never wait in the kernel's queue before a probe. If health or metrics are served at the
+/// same address, that listener answers the probes, too.
 pub(super) fn for_kubelet(listen: Listen) -> Sites {
     let is_shared = |at: &SocketAddr| [listen.health, listen.metrics].contains(&Some(*at));
     let at = listen.probe.filter(|at| !is_shared(at));

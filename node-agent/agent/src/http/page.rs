@@ -1,4 +1,4 @@
-//! The status page for people, rendered here without scripts. Its values were written by others
+//! The status page for people, rendered here without scripts. Its values are not to be trusted
 //! (names of services and pods are whatever a manifest says), so the template escapes each of them,
 //! and the headers forbid the browser to run anything.
 
@@ -136,8 +136,9 @@ impl PageQuery {
     }
 }
 
-/// Whether a request on loopback is meant for this agent, and not led here by another site's page
-/// ([`addressed_to`]): on loopback only requests to an address or to localhost are accepted.
+/// Whether a request on loopback is meant for this agent, and does not come from another site's
+/// page through DNS rebinding ([`addressed_to`]): on loopback, only requests whose host name is an
+/// address or localhost are accepted.
 pub(super) fn is_meant_for(local: IpAddr, headers: &HeaderMap) -> bool {
     if !local.to_canonical().is_loopback() {
         return true;

@@ -13,10 +13,9 @@ use denizen_page::{Answer, answer, plain};
 /// The paths, for `/statusz`.
 const PATHS: &str = "/configz /flagz /healthz /livez /metrics /proxyMode /statusz";
 
-/// What does not change while the agent runs, and its log's level, which may.
+/// Facts from the start, which do not change while the agent runs, and the log filter, which may.
 #[derive(Debug, Clone)]
 pub struct StartFacts {
-    /// The flags, from wherever they come.
     pub flags: FlagsInForce,
     pub log: LogFilter,
     /// The backend that runs.
@@ -27,7 +26,7 @@ pub struct StartFacts {
 }
 
 impl StartFacts {
-    /// The page at this path; `None` if it is not one of these.
+    /// The page at this path; `None` if this module has none there.
     pub(super) fn page(&self, path: &str, now: Instant) -> Option<Answer> {
         Some(match path {
             "/configz" => {

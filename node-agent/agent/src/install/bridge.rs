@@ -1,8 +1,8 @@
 //! The CNI configuration of a node that has none (`--with-bridge`): the reference plugin `bridge`,
 //! with `host-local` addresses from this node's podCIDRs.
 //!
-//! The file is written once. Pods keep their addresses, and the bridge its own, so that a range
-//! that changes needs a person.
+//! The file is written once. Pods and the bridge keep their addresses, so an operator must act when
+//! a range changes ([`BridgeError::OtherRanges`]).
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use crate::control::{AgentClient, ControlError};
 /// The file's name.
 pub const FILE: &str = "10-denizen-bridge.conflist";
 
-/// The plugins that it names, besides denizen.
+/// The plugins that the file names, besides denizen.
 const PLUGINS: [&str; 2] = ["bridge", "host-local"];
 
 /// Why the node has no bridge network.
@@ -27,7 +27,7 @@ pub enum BridgeError {
     /// The agent cannot be asked for this node's podCIDRs.
     #[error("this node's podCIDRs are not known")]
     Agent(#[from] ControlError),
-    /// The agent does not know them, or the Node has none.
+    /// The agent does not know the podCIDRs, or the Node has none.
     #[error("this node's podCIDRs are not known: {0}")]
     Unknown(&'static str),
     #[error("{} does not exist: install the usual CNI plugins first", .0.display())]
@@ -40,9 +40,9 @@ pub enum BridgeError {
     )]
     OtherRanges {
         file: PathBuf,
-        /// What is in it.
+        /// The ranges in the file.
         there: String,
-        /// What should be.
+        /// This node's podCIDRs.
         wanted: String,
     },
     #[error(transparent)]

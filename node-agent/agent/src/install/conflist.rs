@@ -96,7 +96,7 @@ impl<'a> Conflist<'a> {
         Ok(Some(self.replaced(cut, "")))
     }
 
-    /// The lone plugin that this list was made of, as [`wrapped`] makes it.
+    /// The lone plugin from which [`wrapped`] made this list; `None` if it is another kind of list.
     pub(super) fn lone(&self) -> Option<&'a str> {
         let first = self.plugins.first()?.get();
         let is_whole = members(first).is_ok_and(|members| check_head(&members).is_ok());
@@ -113,7 +113,7 @@ impl<'a> Conflist<'a> {
         &self.plugins
     }
 
-    /// Whether it consists of one other plugin and denizen behind it.
+    /// Whether the list consists of one other plugin and, behind that, denizen.
     pub fn is_pair(&self) -> bool {
         self.plugins.len() == 2 && self.ours() == Some(1)
     }

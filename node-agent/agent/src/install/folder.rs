@@ -22,7 +22,7 @@ use super::{multus, own_entry, portmap};
 /// The file extensions that runtimes read.
 const ENDINGS: [&str; 3] = ["conflist", "conf", "json"];
 
-/// The end of the file name of a list of a lone plugin and denizen.
+/// How the file name of a list of a lone plugin and denizen ends.
 const WRAPPED: &str = "-and-denizen.conflist";
 
 /// Suffix of the temporary file with the new content. Runtimes do not read files with it.
@@ -69,7 +69,6 @@ pub struct ConfigReport {
 /// The configuration that runtimes use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Active {
-    /// Its file.
     pub path: PathBuf,
     /// The types of its plugins, in their order.
     pub plugins: Vec<String>,
@@ -106,7 +105,7 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<ConfigReport, FolderError>
     {
         report.changed.push(target.clone());
     }
-    // After the file, which Multus may copy meanwhile.
+    // After the active file: Multus may copy that meanwhile.
     let delegates = multus_delegates(&of_multus, entry, &mut report)?;
     let is_used = |wrap: &&Candidate| is_named_by_multus(wrap, &of_multus);
     if !wraps.iter().any(|wrap| is_used(&wrap)) {
@@ -130,7 +129,8 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<ConfigReport, FolderError>
     Ok(report)
 }
 
-/// The first file that `entry` can be added to, and what its target then has, unless it has it.
+/// The first file that `entry` can be added to, and the new content of its target; `None` for the
+/// content if the target needs no change.
 fn first_usable<'a>(
     files: &'a [Candidate],
     entry: &Value,
@@ -150,7 +150,7 @@ fn first_usable<'a>(
     None
 }
 
-/// Adds `entry` to Multus's copies of the pods' network. Returns whether there is such a copy.
+/// Adds `entry` to Multus's copies of the pods' network. Returns whether there is a copy.
 fn multus_delegates(
     of_multus: &[Candidate],
     entry: &Value,
@@ -174,7 +174,8 @@ fn multus_delegates(
     Ok(delegates)
 }
 
-/// Why the file `multus` leads past denizen though `active` has it: it names another file.
+/// Why runtimes do not call denizen through the file `multus`, although `active` names denizen:
+/// Multus uses another file.
 fn passed_by(multus: &Candidate, active: &Candidate) -> Option<(PathBuf, String)> {
     let named = multus::network_file(&multus.text)?;
     let target = active.target();
@@ -193,7 +194,8 @@ fn passed_by(multus: &Candidate, active: &Candidate) -> Option<(PathBuf, String)
     Some((multus.path.clone(), why))
 }
 
-/// Whether Multus's file among `files` names this file, which it reads at each call.
+/// Whether a configuration of Multus among `files` names this file: Multus then reads it at each
+/// call.
 fn is_named_by_multus(file: &Candidate, files: &[Candidate]) -> bool {
     let mut named = files.iter().filter_map(|other| multus::network_file(&other.text));
     named.any(|named| named == file_name(&file.path))
@@ -203,8 +205,8 @@ fn file_name(path: &Path) -> Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }
 
-/// The files that may be active. Behind Multus, it and those that it may delegate to; what it names
-/// comes first among these.
+/// The files that may be active. If Multus is first: its own files and those that it may delegate
+/// to, with Multus's files and the file that Multus names at the front.
 fn in_order_of_use(mut files: Vec<Candidate>) -> Vec<Candidate> {
     let first = files.iter().find(|file| file.is_valid());
     let Some(multus) = first.filter(|file| multus::is_multus(&file.text)) else {

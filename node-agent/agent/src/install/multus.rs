@@ -17,7 +17,7 @@ use super::own_entry;
 /// The plugin's type: the thin plugin, and the thick one's client.
 const TYPES: [&str; 2] = ["multus", "multus-shim"];
 
-/// Whether Multus takes no file with this extension for the pod's network, though runtimes do.
+/// Whether Multus, unlike runtimes, ignores files with this extension.
 pub(super) fn ignores(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "json")
 }
@@ -66,7 +66,8 @@ pub(super) fn without(text: &str) -> Result<Option<String>, Unusable> {
     })
 }
 
-/// Takes denizen out of Multus's own list, where earlier releases put it, and changes its network.
+/// Takes denizen out of Multus's own list, where earlier releases put it, and applies `change` to
+/// the pod's own network.
 fn changed(
     text: &str,
     change: impl FnOnce(&str) -> Result<Option<String>, Unusable>,
@@ -84,7 +85,8 @@ fn changed(
 }
 
 fn with_entry(network: &str, entry: &Value) -> Result<Option<String>, Unusable> {
-    // Earlier releases wrapped Multus, which took that list for its network.
+    // Earlier releases wrapped Multus's own configuration in a list, and Multus took that list for
+    // the pod's network.
     if let Some(inner) = self::network(network) {
         let inner = inner.get();
         return Ok(Some(with_entry(inner, entry)?.unwrap_or_else(|| inner.to_owned())));

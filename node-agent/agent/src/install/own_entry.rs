@@ -1,5 +1,5 @@
-//! Denizen's entry in a list of plugins, with what it stands for: the entries of portmap that are in
-//! it are not in the list. Pure.
+//! Denizen's entry in a list of plugins, and portmap's entries: those that denizen replaces are
+//! kept in denizen's entry, and are not in the list. Pure.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ pub(super) fn with(list: &Conflist<'_>, entry: &Value) -> Option<String> {
     if portmap::replaces(entry) {
         let (text, mut removed) = portmap::without(list.text()).ok()?;
         if removed.is_empty() {
-            // It was replaced before, or there is none.
+            // portmap was replaced before, or the list has none.
             removed = kept;
         }
         let entry = portmap::keeping(entry, &removed);
@@ -27,8 +27,8 @@ pub(super) fn with(list: &Conflist<'_>, entry: &Value) -> Option<String> {
     list.with_entry(entry)
 }
 
-/// `list` without denizen, and with what denizen has replaced; `None` if it does not contain
-/// denizen.
+/// `list` without denizen, and with the entries of portmap that denizen has replaced; `None` if it
+/// does not contain denizen.
 ///
 /// # Errors
 /// [`Unusable::Alone`].
@@ -39,7 +39,7 @@ pub(super) fn without(list: &Conflist<'_>) -> Result<Option<String>, Unusable> {
     }
 }
 
-/// What denizen's entry in `list` has kept of portmap.
+/// The entries of portmap that are kept in denizen's entry in `list`.
 fn kept_in(list: &Conflist<'_>) -> Vec<Removed> {
     list.entry().map(|ours| portmap::kept(&ours)).unwrap_or_default()
 }

@@ -84,7 +84,7 @@ pub fn release(path: &Path) -> Result<String, PluginError> {
         source,
     })?;
     check(path)?;
-    // Without CNI's variables, it says what it is.
+    // Without CNI's variables, the plugin prints its name and release.
     #[expect(clippy::disallowed_methods, reason = "only the program itself knows its release")]
     let output = Command::new(path).env_clear().stdin(Stdio::null()).output();
     let stderr = output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned());

@@ -1,7 +1,8 @@
 //! Denizen in place of portmap in a list of plugins: takes portmap's entries out, and puts them back
 //! as they were. Pure.
 //!
-//! What is taken out is kept in denizen's own entry, where nobody can lose one without the other.
+//! Entries that are taken out are kept in denizen's own entry, so that they cannot be lost while
+//! denizen is in the list.
 
 use denizen_cni::REPLACED_PORTMAP;
 use serde::{Deserialize, Serialize};
@@ -15,19 +16,19 @@ pub const PORTMAP: &str = "portmap";
 /// An entry that was taken out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Removed {
-    /// How many plugins are before it, without denizen.
+    /// How many plugins were before the entry, without denizen.
     behind: usize,
-    /// Its text, from the end of the plugin before it.
+    /// The entry's text, from the end of the plugin before it.
     text: String,
 }
 
-/// Whether denizen's `entry` is to replace portmap, or does.
+/// Whether denizen's `entry` replaces portmap, or is to replace it.
 pub(super) fn replaces(entry: &Value) -> bool {
     entry.get(REPLACED_PORTMAP).is_some()
 }
 
-/// `text`, a list of plugins, without portmap's entries, and these. Entries that do what denizen
-/// does not stay: see [`obstacle`].
+/// The list of plugins `text` without portmap's entries, and the entries that were taken out.
+/// Entries with options that denizen does not support stay: see [`obstacle`].
 ///
 /// # Errors
 /// [`Unusable`].
@@ -37,7 +38,7 @@ pub(super) fn without(text: &str) -> Result<(String, Vec<Removed>), Unusable> {
         let list = Conflist::parse(&text)?;
         let plugins = list.plugins();
         let is_replaced = |plugin: &RawValue| is_portmap(plugin) && obstacle_of(plugin).is_none();
-        // It is never the first: it needs the result of another one.
+        // portmap is never the first plugin: it needs another plugin's result.
         let found = plugins.iter().skip(1).position(|plugin| is_replaced(plugin));
         let Some(number) = found.map(|number| number + 1) else { break };
         let cut = list.place(number - 1).end..list.place(number).end;
@@ -64,13 +65,13 @@ pub(super) fn with(text: String, removed: &[Removed]) -> Result<String, Unusable
     Ok(text)
 }
 
-/// What `entry` has kept.
+/// The entries of portmap that are kept in `entry`.
 pub(super) fn kept(entry: &Value) -> Vec<Removed> {
     let kept = entry.get(REPLACED_PORTMAP).cloned().unwrap_or_default();
     serde_json::from_value(kept).unwrap_or_default()
 }
 
-/// `entry` with these kept in it.
+/// `entry`, with the entries `removed` kept in it.
 pub(super) fn keeping(entry: &Value, removed: &[Removed]) -> Value {
     let mut entry = entry.clone();
     if let Some(fields) = entry.as_object_mut() {

@@ -6,9 +6,9 @@ use denizen_model::LocalPod;
 /// element for each pod of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Attached {
-    /// Some are behind ports of bridges.
+    /// Some pods are behind ports of bridges.
     pub bridged: bool,
-    /// Some have an interface of their own.
+    /// Some pods have an interface of their own.
     pub routed: bool,
 }
 

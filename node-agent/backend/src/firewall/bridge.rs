@@ -1,14 +1,14 @@
 //! The table of bridges: what IP rules cannot see of pods that share a bridge.
 //!
-//! A frame between two ports of a bridge meets IP rules only where bridge netfilter hands it to
-//! them, and those see the bridge, not the port. So the rules here begin from what a recorded port
-//! may send: untagged IPv4, IPv6 and ARP, with the Ethernet and IP addresses of its pod. Of a pod
-//! that no policy restricts, only that is dropped by which it would pass for another pod, for a
-//! node or for a router, and what no rule could look into (tags).
+//! A frame between two ports of a bridge reaches IP rules only through bridge netfilter, and IP
+//! rules see the bridge, not the port. So the rules here check what a pod's recorded port may send:
+//! untagged IPv4, IPv6 and ARP, with the Ethernet and IP addresses of the pod. If no policy
+//! restricts the pod, they drop only frames that impersonate another pod, a node or a router, and
+//! tagged frames, which no rule can look into.
 //!
-//! Whatever goes to an isolated pod is for one of its addresses, and judged by IP rules; beside
-//! that there is only what neighbours need to find each other. Where bridge netfilter cannot be
-//! had, restricted pods are cut off from their neighbours.
+//! A frame to an isolated pod must be for one of the pod's addresses, so that IP rules judge it.
+//! Only the messages by which neighbours and routers are found pass unjudged. Where frames do not
+//! pass bridge netfilter, restricted pods are cut off from their neighbours.
 
 mod set;
 
@@ -58,7 +58,6 @@ const LISTENER_REPORT: u8 = 143;
 /// need 28 and 72 bytes).
 const SHORT: u32 = 128;
 
-/// The table's schema.
 pub fn schema() -> Schema {
     Schema {
         family: TableFamily::Bridge,
@@ -111,7 +110,7 @@ fn is_short() -> Statement {
     Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: true, value: 0 }
 }
 
-/// Matches all others.
+/// Matches longer messages.
 fn is_long() -> Statement {
     Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: false, value: 0 }
 }
@@ -120,21 +119,19 @@ fn spoofed(matches: Vec<Statement>) -> Rule {
     dropped(DropReason::Spoofed, matches)
 }
 
-/// Every host asks for routers and joins groups all the time: what is dropped of that is not
-/// counted.
+/// Drops without counting: every host solicits routers and joins groups all the time.
 fn not_for_pods(matches: Vec<Statement>) -> Rule {
     let why = "for routers and listeners, and no pod is one for another";
     rule(why, matches.into_iter().chain([to(Verdict::Drop)]))
 }
 
-/// What arrives from pods' ports.
 fn prerouting() -> Chain {
     let rules = vec![rule("comes from a pod's port", [BridgeSet::Ports.has(), jump("sources")])];
     let why = "what arrives from pods' ports, before IP rules see it";
     base("prerouting", Hook::Prerouting, SOURCE_PRIORITY, why, rules)
 }
 
-/// An ordinary packet is decided by the rules at the top.
+/// The rules that ordinary packets match come first.
 fn sources() -> Chain {
     let own = "the Ethernet and the IP address of the pod";
     let other = "another source, or another Ethernet address";
@@ -153,7 +150,8 @@ fn sources() -> Chain {
     chain("sources".into(), "what a pod's port may send", rules)
 }
 
-/// A packet in a packet would come out at the node with any source, and be judged by that.
+/// A packet encapsulated for a tunnel of the node would come out with any inner source, and be
+/// judged by that.
 fn tunnels(pods: KnownPods) -> Chain {
     let why = "what pods send to where nodes take packets out of packets";
     if pods == KnownPods::Some {
@@ -179,8 +177,8 @@ fn macs() -> Chain {
     chain("macs".into(), "a pod has its own Ethernet address, or at least nobody else's", rules)
 }
 
-/// Pods are no routers; and an advertisement of a neighbour, like a question before an address is
-/// taken, says who has an address.
+/// Pods are no routers. A neighbour advertisement says who has an address, and so does a
+/// solicitation from the unspecified address (duplicate address detection).
 fn advertised() -> Chain {
     let is = |kind| vec![Statement::carries(Family::V6), types(Field::Icmpv6Type, kind, kind)];
     let with = |matches: &[Statement], more: Vec<Statement>| [matches, &more].concat();
@@ -237,7 +235,8 @@ fn arp() -> Chain {
     chain("arp-ether".into(), "which Ethernet address an ARP message says its sender has", rules)
 }
 
-/// Before a pod takes an address it asks who has it, with no address of its own (RFC 5227).
+/// Before a pod uses a new address, it asks who has that address, with an unspecified sender
+/// address (RFC 5227).
 fn arp_address() -> Chain {
     let own = BridgeSet::Addresses4.has_of(&[Field::InputInterface, Field::ArpSender]);
     let none = Key::EMPTY.address(Ipv4Addr::UNSPECIFIED.into());
@@ -253,7 +252,7 @@ fn arp_address() -> Chain {
     chain("arp-address".into(), "which IPv4 address an ARP message says its sender has", rules)
 }
 
-/// No rule can look behind a tag, and who receives it may take it off.
+/// No rule can look behind a tag, and the receiver may remove it.
 fn frames() -> Chain {
     let mut rules = vec![dropped(DropReason::Frame, vec![BridgeSet::Restricted.has()])];
     rules.extend(TAGS.map(|tag| dropped(DropReason::Frame, vec![is_frame(tag)])));
@@ -262,7 +261,6 @@ fn frames() -> Chain {
     chain("frames".into(), why, rules)
 }
 
-/// What one port of a bridge sends to another.
 fn forward() -> Chain {
     let no_frame = |ether_type| Statement::NotEquals(Field::FrameType, Key::EMPTY.port(ether_type));
     let to_port = |set: BridgeSet| set.has_of(&[Field::OutputInterface]);
@@ -345,7 +343,7 @@ fn neighbours() -> Chain {
     chain("neighbours".into(), "what a restricted pod may send to other pods unjudged", rules)
 }
 
-/// These rules with a test for IPv6 first, which their own tests need.
+/// Puts a test for IPv6 before each rule's own tests, which need it.
 fn carrying_ipv6(rules: Vec<Rule>) -> Vec<Rule> {
     let carries = |rule: Rule| {
         let statements = [vec![Statement::carries(Family::V6)], rule.statements].concat();
@@ -358,8 +356,8 @@ fn member(set: BridgeSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// All desired elements. The many are made one by one. `without_netfilter`: bridges whose frames IP
-/// rules do not see.
+/// All desired elements. Those of taken addresses, which may be many, are made one by one.
+/// `without_netfilter`: bridges whose frames IP rules do not see.
 pub fn elements<'a>(
     plan: &'a FirewallPlan,
     pods: &[LocalPod],

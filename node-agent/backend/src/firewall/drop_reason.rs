@@ -2,7 +2,7 @@
 
 use denizen_plan::Direction;
 
-/// Why a rule drops, as counters have it.
+/// Why a rule drops packets, as far as the counters distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DropReason {
     /// No policy permits it.

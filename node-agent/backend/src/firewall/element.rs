@@ -18,8 +18,8 @@ pub(super) fn member(set: FirewallSet, key: Key) -> Element {
     Element { set: set.id(), key, value: Value::Member, comment: None }
 }
 
-/// The elements that say how a pod's address is judged. Of its permissions, and of its peers under
-/// ClusterNetworkPolicies, which may be thousands, only those that `others` do not have.
+/// The elements that say how a pod's address is judged. Its permissions, and its peers under
+/// ClusterNetworkPolicies, may be thousands: those that `others` has as well are left out.
 pub fn of_pod_rules(
     address: IpAddr,
     pod_rules: &PodRules,
@@ -38,7 +38,7 @@ pub fn of_pod_rules(
         let rules = pod_rules.of(direction);
         match rules.isolation {
             Isolation::Open => continue,
-            // Without any permission.
+            // A direction that is still pending has no permissions.
             Isolation::Pending | Isolation::Isolated => {
                 elements.push(member(FirewallSet::Isolated(direction), key));
             }
@@ -54,7 +54,8 @@ pub fn of_pod_rules(
             let peer = permission.peer.map_or(0, |id| numbers.number(id));
             let is_range =
                 matches!(permission.ports, PortKey::Range(_, first, last) if first < last);
-            // Those of one peer follow each other. Another of them may be the one that differs.
+            // The permissions of one peer follow each other. The element is added even if `others`
+            // has this range: another range of the peer may differ.
             if is_range && with_ranges.replace(peer) != Some(peer) {
                 let key = key.number(peer);
                 elements.push(member(FirewallSet::WithPortRanges(direction), key));
@@ -91,7 +92,7 @@ fn of_peers<'a>(
     let by_peer = tiered.by_peer.beyond(others.map(|others| &others.by_peer));
     let by_peer = by_peer.map(move |(id, permitted)| (peer(*id), permitted));
     let by_peer = by_peer.chain([(ITSELF, &tiered.itself)]);
-    // A peer that is missing means: nothing passes.
+    // Nothing passes between the pod and a peer without an element.
     let by_peer = by_peer.filter(|(_, permitted)| !permitted.is_none());
     by_peer.map(move |(peer, permitted)| Element {
         set: FirewallSet::PortsByPeer(direction).id(),
@@ -107,7 +108,7 @@ pub fn permitted_sets_of(plan: &FirewallPlan, version: Option<Family>) -> HashSe
     let pods = plan.pods().filter(|(address, _)| is_of_version(*address));
     let pod_rules =
         pods.flat_map(|(_, pod_rules)| Direction::BOTH.map(|direction| pod_rules.of(direction)));
-    // Pods of one class share what passes to their peers.
+    // Pods of one class share one `by_peer`, which is read once.
     let (mut seen, mut all) = (HashSet::new(), HashSet::new());
     for tiered in pod_rules.filter_map(|rules| rules.tiered.as_ref()) {
         all.insert(&tiered.itself);
@@ -140,7 +141,7 @@ pub fn of_permitted_sets(plan: &FirewallPlan, version: Family, numbers: &Numbers
     elements
 }
 
-/// Adds what a pod may do with a peer.
+/// Adds the elements of one permission.
 fn of_ports(
     pod: Key,
     direction: Direction,
@@ -214,7 +215,8 @@ pub fn of_taken(address: IpAddr) -> Element {
     member(FirewallSet::Taken, Key::EMPTY.address(address))
 }
 
-/// All desired elements. The many are made one by one.
+/// All desired elements. Those that may be many (taken addresses, identities, blocks, permissions)
+/// are made one by one.
 pub fn all<'a>(
     plan: &'a FirewallPlan,
     pods: &[LocalPod],

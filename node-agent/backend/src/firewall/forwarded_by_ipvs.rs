@@ -1,7 +1,7 @@
 //! The chains for connections that IPVS forwards to an endpoint on another node.
 //!
 //! IPVS takes a packet in the input hook, translates it, and sends it on through the output hook,
-//! where the input interface is not known. The forward hook sees the answers alone.
+//! where the input interface is not known. The forward hook sees only the answers.
 
 use super::program::{POLICY_PRIORITY, Program, forbidden};
 use super::rule::{base, has_any, rule, to};
@@ -11,8 +11,8 @@ use denizen_plan::MarkBit;
 /// Right before IPVS takes a packet (`NF_IP_PRI_NAT_SRC - 1`, 99): nobody changes the connection's
 /// mark in between.
 const BEFORE_IPVS: i32 = 97;
-/// Behind that, and behind the translation of sources (`NF_IP_PRI_NAT_SRC`, 100): here is what ends
-/// on this node, with the destination that IPVS gave it.
+/// After IPVS, and after the translation of sources (`NF_IP_PRI_NAT_SRC`, 100): packets here end on
+/// this node, and already have the destination that IPVS gave them.
 const BEHIND_IPVS: i32 = 101;
 
 /// NEW and ESTABLISHED (`NF_CT_STATE_BIT`), and what is not tracked (`NF_CT_STATE_UNTRACKED_BIT`).
@@ -46,10 +46,11 @@ pub(super) fn chains(program: &Program, to_node: Vec<Rule>) -> [Chain; 3] {
 }
 
 /// Connections from before the first policy do not have [`MarkBit::FORWARDED_BY_IPVS`] in their
-/// mark, and may be forbidden all the same.
+/// mark, and may be forbidden too: the first rule does not test that bit.
 ///
-/// The kernel's own reset, for a forbidden connection that is closed, is such a connection's as
-/// well. It is RELATED, as no packet of the connection's ends is.
+/// The kernel's own reset, which ends a forbidden connection, belongs to that connection, too. The
+/// first rule does not match it: its state is RELATED, as no packet from the connection's ends has
+/// it.
 fn output(program: &Program) -> Chain {
     let own = Statement::Bits {
         field: Field::ConnectionMark,

@@ -1,4 +1,4 @@
-//! All chains of a table of IP packets: which there are by the settings, and in which order.
+//! All chains of a table of IP packets: which of them the settings require, and in which order.
 
 use super::forwarded_by_ipvs;
 use super::program::{POLICY_PRIORITY, Program};

@@ -1,10 +1,10 @@
 //! Packets that wait for a pod's MAC address.
 //!
-//! What the node forwards to an address on a bridge, or to a routed pod whose interface is up,
-//! waits, for up to three seconds, until somebody answers for the address. It has passed all IP
-//! rules by then. So what was sent before a pod's policies were known would reach it when it
-//! answers, whatever they say. So would what a connection of the address' former pod lets through
-//! until it is deleted.
+//! A packet that the node forwards to an address on a bridge, or to a routed pod whose interface is
+//! up, waits for up to three seconds until somebody answers for the address. By then it has passed
+//! all IP rules. So a packet from before a pod's policies were known would reach the pod once it
+//! answers, whatever the policies say. So would a packet of a connection of the address' former
+//! pod, if it passed before that connection was deleted.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

@@ -1,7 +1,8 @@
-//! The numbers by which the kernel knows identities, and what passes between pods and them.
+//! The numbers that stand for identities in the kernel, and those that stand for port sets: what
+//! may pass between a pod and an identity.
 //!
 //! A number never changes its meaning while an address has it: a packet that races with a commit
-//! may have read the number before and look for permissions after.
+//! may have read the number before the commit and look for permissions after it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ pub const ALL: u32 = PORT_SET;
 const NONE: u32 = PORT_SET | 1;
 /// The identity of addresses that no policy distinguishes from others.
 pub const NOBODY: u32 = PORT_SET - 2;
-/// The identity of a pod for itself.
+/// The identity that a pod has as its own peer.
 pub const ITSELF: u32 = PORT_SET - 1;
 
 /// The numbers in use. 0 means everybody, and is never assigned.
@@ -83,8 +84,8 @@ impl Numbers {
         self.permitted_sets.insert(permitted.clone(), number);
     }
 
-    /// Frees the numbers of port sets that are not in `used` now, and were not after the last
-    /// change.
+    /// Frees the numbers of port sets that are unused now (not in `used`) and were already unused
+    /// after the last change.
     pub fn retire_permitted_sets(&mut self, used: &HashSet<&PermittedPorts>) {
         for permitted in std::mem::take(&mut self.unused) {
             if !used.contains(&permitted)
@@ -124,7 +125,7 @@ impl Numbers {
         }
     }
 
-    /// Whether the number is some identity's.
+    /// Whether an identity has the number.
     pub fn is_in_use(&self, number: u32) -> bool {
         [0, NOBODY, ITSELF].contains(&number)
             || self.taken.contains(&number) && !self.retired.contains(&number)
@@ -156,9 +157,9 @@ impl Numbers {
         self.restore(&numbers);
     }
 
-    /// Takes over an earlier run's numbers, each that belongs to exactly one identity. `seen`: the
-    /// identities of the addresses that have each number in the kernel. Other numbers stay reserved
-    /// for now.
+    /// Takes over each number of an earlier run that belongs to exactly one identity. `seen`: for
+    /// each number in the kernel, the identities of the addresses that have it. The other numbers
+    /// stay reserved until the next change.
     fn restore(&mut self, seen: &BTreeMap<u32, BTreeSet<Option<IdentityId>>>) {
         for (number, ids) in seen.iter().filter(|(number, _)| (1..NOBODY).contains(*number)) {
             self.taken.insert(*number);

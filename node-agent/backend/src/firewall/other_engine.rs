@@ -1,11 +1,11 @@
-//! Whether another engine enforces NetworkPolicies on this node. Two of them would each refuse what
+//! Whether another engine enforces NetworkPolicies on this node. Two engines would each refuse what
 //! the other permits, and an operator would look for the reason in the wrong one.
 //!
-//! What an engine leaves in the kernel tells: links, and tables and chains of rules. What is left
-//! over of one that was removed tells the same, so [`PolicyEngine::found`] names it.
+//! An engine is recognised by its objects in the kernel: links, and tables and chains of rules.
+//! What a removed engine left behind looks the same, so [`PolicyEngine::found`] names the object.
 //!
-//! Not found: Amazon's agent. Its programs are attached to pods' interfaces and pinned in a file
-//! system that the agent need not see, and its interfaces (`eni…`) are there without it as well.
+//! Amazon's agent is not recognised. Its programs are attached to pods' interfaces and pinned in a
+//! file system that the agent need not see, and its interfaces (`eni…`) exist without it as well.
 
 use denizen_model::Family;
 use denizen_netlink::NetlinkError;
@@ -24,7 +24,7 @@ pub struct PolicyEngine {
     pub found: String,
 }
 
-/// Why it is not known whether there is one.
+/// Why it is not known whether another engine enforces policy.
 #[derive(Debug, Error)]
 pub enum EngineError {
     /// The node's links cannot be listed.
@@ -80,7 +80,7 @@ enum NamePattern {
 const ENGINES: [(&str, ObjectKind, NamePattern); 14] = [
     ("Calico", ObjectKind::Chain, NamePattern::Beginning("cali-")),
     ("Calico", ObjectKind::Table, NamePattern::Exactly("calico")),
-    // In place of chains, with Calico's eBPF data plane.
+    // Calico's eBPF data plane has this link in place of chains.
     ("Calico", ObjectKind::Link, NamePattern::Exactly("bpfin.cali")),
     ("Cilium", ObjectKind::Link, NamePattern::Exactly("cilium_host")),
     // k3s and k0s have it built in.
@@ -137,7 +137,7 @@ fn tables_and_chains() -> Result<Vec<KernelObject>, NetlinkError> {
     Ok(objects)
 }
 
-/// The chains of legacy iptables' filter table, which have no netlink.
+/// The chains of legacy iptables' filter table, which cannot be read through netlink.
 fn legacy_chains(version: Family) -> Result<Vec<KernelObject>, IptablesError> {
     // Running iptables would create the table.
     if !legacy_tables(version).iter().any(|name| name == Table::Filter.as_str()) {

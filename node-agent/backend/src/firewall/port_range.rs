@@ -1,17 +1,18 @@
 //! Ranges of ports as prefixes, each of which is one element of a hash.
 //!
 //! The kernel has sets of ranges of several fields (pipapo), but a look-up there goes through all
-//! elements with the packet's values of the fields in front: 11 us for a pod with a thousand peers.
+//! elements whose preceding fields match the packet: 11 us for a pod with a thousand peers.
 
-/// The lengths of prefixes. Every second one: with all of them a range would have fewer parts, at
-/// most 30 instead of 44, and a packet twice as many look-ups.
+/// The lengths of prefixes: every second one. With all lengths, a range would have fewer parts (at
+/// most 30 instead of 44), but a packet would need twice as many look-ups.
 pub const LENGTHS: [u8; 7] = [14, 12, 10, 8, 6, 4, 2];
 
 /// A part of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortPart {
     Port(u16),
-    /// All ports of a prefix of one of the [`LENGTHS`], with the bit set that is behind it.
+    /// All ports of a prefix of one of the [`LENGTHS`]. The bit after the prefix is set, so the
+    /// number also shows the length.
     Prefix(u16),
 }
 

@@ -66,10 +66,10 @@ fn from_link() -> [Statement; 2] {
 
 /// Neighbour and multicast listener discovery, without which nothing is reachable.
 ///
-/// Messages of the first have the largest hop limit, or else came through a router and are none
-/// (RFC 4861, 6.1 and 7.1). Those of the second come from a link-local address, or from none
-/// (RFC 2710, 3; RFC 3810, 5.2.13). Otherwise both would carry anything to anybody through every
-/// router.
+/// A message of neighbour discovery has hop limit 255: with a smaller one it came through a router
+/// and is invalid (RFC 4861, 6.1 and 7.1). A message of listener discovery comes from a link-local
+/// or the unspecified address (RFC 2710, 3; RFC 3810, 5.2.13). Without these tests, both could
+/// carry anything to anybody through every router.
 fn neighbour_discovery() -> Vec<Rule> {
     let why = "neighbour and listener discovery: nothing is reachable without";
     let on_link = Statement::Equals(Field::HopLimit, Key::EMPTY.byte(255));
@@ -175,8 +175,8 @@ impl Program {
         chain("tunnels".into(), why, rules)
     }
 
-    /// The same through a service, whoever the sender is: nobody needs to reach a tunnel through a
-    /// service.
+    /// Drops packets that a service's translation leads to a tunnel, whoever sends them: nobody
+    /// needs to reach a tunnel through a service.
     pub(super) fn translated_to_tunnel(&self) -> [Rule; 2] {
         let is_translated = has_any(Field::ConnectionStatus, DST_NAT);
         let is_for = |set| vec![is_translated.clone(), self.is_in(set)];
@@ -219,9 +219,10 @@ impl Program {
         ]
     }
 
-    /// An end that closes its connection gets a reset. Without it, that end would go on to send what
-    /// waits, longer than conntrack remembers a connection that both ends have closed (30 seconds,
-    /// `nf_conntrack_tcp_timeout_last_ack`), and that would be taken for a new one.
+    /// An end that closes a forbidden connection (FIN) gets a reset. Without the reset, that end
+    /// would keep retransmitting for longer than conntrack remembers a connection that both ends
+    /// have closed (30 seconds, `nf_conntrack_tcp_timeout_last_ack`), and the retransmissions would
+    /// be taken for a new connection.
     pub(super) fn forbidden(&self) -> Chain {
         let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
         let reset = [Statement::Counter, Statement::Reject(Reject::TcpReset)];

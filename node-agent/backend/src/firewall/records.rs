@@ -1,8 +1,8 @@
 //! Reads which pods are recorded now, to judge the elements that the plugin wrote into the tables.
 //!
 //! The plugin isolates a pod when the agent does not answer in time, for instance because it is
-//! stopped. Such an agent finds the address in the kernel, maybe before it has read the pod's
-//! record.
+//! stopped. An agent that starts after that finds the pod's address in the kernel, maybe before it
+//! has read the pod's record.
 
 use std::collections::BTreeSet;
 use std::fmt;

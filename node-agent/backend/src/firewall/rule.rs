@@ -56,12 +56,12 @@ pub fn is_unspecified() -> Statement {
     Statement::Equals(Field::Source(Family::V6), unspecified)
 }
 
-/// Puts a number in place of the one in the packet's priority.
+/// Replaces the number in the packet's priority.
 pub fn becomes(number: u32) -> [Statement; 2] {
     [Assigned::Zero, Assigned::Or(number)].map(|to| Statement::Assign(Variable::Priority, to))
 }
 
-/// Matches if that number is the port set's that permits everything.
+/// Matches if the number in the packet's priority stands for the port set that permits everything.
 pub fn is_everything() -> Statement {
     let (mask, value) = (u32::MAX, number::ALL);
     Statement::Bits { field: Field::Priority, mask, equal: true, value }

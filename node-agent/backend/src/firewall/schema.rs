@@ -37,7 +37,7 @@ pub enum FirewallSet {
     TunnelProtocols,
     /// Pods that ClusterNetworkPolicies select.
     Tiered,
-    /// For such a pod and a peer, the port set that says what may pass between them.
+    /// For a pod of [`Self::Tiered`] and a peer, the port set that says what may pass between them.
     PortsByPeer(Direction),
     /// A port set, and a destination port that it permits.
     PermittedPorts,
@@ -52,7 +52,7 @@ pub enum FirewallSet {
 /// How much the tables of IP packets must express. They only have the sets that this needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirewallScope {
-    /// No policy is known. Pods that come may wait.
+    /// No policy is known. New pods may be pending.
     Idle,
     /// There are policies.
     Policies,
@@ -242,7 +242,7 @@ impl FirewallSet {
         }
     }
 
-    /// The direction whose permissions it holds, if it holds any.
+    /// The direction whose permissions the set holds, if it holds any.
     pub fn permits(self) -> Option<Direction> {
         match self {
             Self::All(direction)

@@ -32,7 +32,7 @@ use denizen_text::describe;
 pub struct Firewall {
     kernel: Kernel,
     pub(super) keepers: BTreeMap<TableFamily, Keeper>,
-    /// What the tables are declared for.
+    /// The scope that each table is declared for.
     scopes: BTreeMap<TableFamily, FirewallScope>,
     numbers: Numbers,
     /// An earlier run's numbers have been read.
@@ -103,7 +103,7 @@ impl Firewall {
         FirewallTable::ALL.into_iter().for_each(|table| self.set_scope_of(table, scope));
     }
 
-    /// A declaration is long: it is made where it changes.
+    /// Makes a new schema only if the scope changes: a schema is large.
     fn set_scope_of(&mut self, table: FirewallTable, scope: FirewallScope) {
         if self.scopes.insert(table.family(), scope) != Some(scope)
             && let Some(keeper) = self.keepers.get_mut(&table.family())
@@ -112,7 +112,7 @@ impl Firewall {
         }
     }
 
-    /// Takes over the scope of an earlier run's tables: until policies are known, they stay.
+    /// Takes over the scope of an earlier run's tables, which stay until policies are known.
     fn find_scope(&mut self, firewall: &FirewallPlan) -> Result<(), NftError> {
         for table in FirewallTable::ALL {
             let mut found = FirewallScope::Idle;
@@ -211,7 +211,8 @@ impl Firewall {
     }
 
     /// Notes how the addresses of this node's pods are judged, and retires the numbers of
-    /// identities that are gone: the elements before a change still have them.
+    /// identities that are gone. The elements from before the change still have these numbers, so
+    /// they are made first.
     fn note_sides(&mut self, changes: &FirewallChanges) {
         let of = |pod_rules: Option<&PodRules>, others, address, numbers: &Numbers| {
             pod_rules.map_or_else(Vec::new, |pod_rules| {
@@ -397,8 +398,9 @@ impl Firewall {
         Ok(())
     }
 
-    /// The connections of these addresses' former pods are deleted. Packets that they let through
-    /// until then do not reach the pods that have the addresses now.
+    /// To be called once the connections of these addresses' former pods are deleted. Packets that
+    /// passed as part of those connections, and still wait, do not reach the pods that have the
+    /// addresses now.
     pub fn departed_are_gone(&self, plan: &Plan, departed: impl Iterator<Item = IpAddr>) {
         drop_waiting(&restricted(plan, departed).collect::<Vec<_>>());
     }

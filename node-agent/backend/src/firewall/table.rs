@@ -128,7 +128,7 @@ impl Content for FirewallContent<'_> {
         self.table.chains(self.firewall, self.scope)
     }
 
-    /// While policies are not known, pods that come wait, and nothing else is touched.
+    /// Until policies are known, new pods are pending, and nothing else is changed.
     fn elements(&self) -> impl Iterator<Item = Element> {
         let pods = self.plan.recorded();
         let elements: Box<dyn Iterator<Item = Element>> = match self.table {
@@ -139,8 +139,8 @@ impl Content for FirewallContent<'_> {
         elements
     }
 
-    /// A new, empty table in place of another version's would isolate nobody, so the old one stays
-    /// until all is known.
+    /// A new, empty table in place of one that another version of denizen made would isolate
+    /// nobody, so the old table stays until policies are known.
     fn extent(&self) -> Extent {
         match self.firewall.is_known() {
             true => Extent::Whole,
@@ -163,7 +163,8 @@ impl Content for FirewallContent<'_> {
         if permitted_sets.contains(&name) {
             return true;
         }
-        // A range that grows or shrinks has other parts, and a packet looks for one after another.
+        // A range that grows or shrinks consists of other parts, and a packet looks up one part
+        // after another.
         if matches!(name, FirewallSet::WithPortRanges(_) | FirewallSet::PortRanges(_)) {
             return true;
         }
@@ -195,8 +196,8 @@ impl Content for FirewallContent<'_> {
         kept
     }
 
-    /// The plugin adds addresses of pods that nobody has decided about. Those of pods that are not
-    /// in the plan yet stay.
+    /// The plugin adds the addresses of pods about which nothing is decided yet. If such a pod is
+    /// recorded but not in the plan yet, its address stays.
     fn review(&mut self, _seen: &Observed, delta: &mut Delta) -> usize {
         let FirewallTable::Ip(version) = self.table else { return 0 };
         if !self.firewall.is_known() {

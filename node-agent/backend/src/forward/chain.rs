@@ -12,7 +12,7 @@ pub enum RuleEffect {
     Accept,
     /// Drops or refuses them.
     Drop,
-    /// Back to where the chain was called.
+    /// Returns to the chain that jumped here.
     Return,
     /// To a chain, and back.
     Jump(String),
@@ -25,7 +25,7 @@ pub enum RuleEffect {
 /// A rule, as far as it matters here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// It matches only some packets. Which ones is not looked at.
+    /// It matches only some packets. Which ones does not matter here.
     pub conditional: bool,
     pub act: RuleEffect,
     /// Its handle, if it is one of denizen's rules.
@@ -47,7 +47,7 @@ pub enum DefaultFate {
     },
 }
 
-/// How a walk through a chain ends for such a packet.
+/// How a walk through a chain ends for a packet that no rule expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WalkEnd {
     Accepted,
@@ -129,7 +129,8 @@ mod tests {
         let ours = Rule { own: Some(7), ..always(Accept) };
         let drops = |all| DefaultFate::Drops { all };
         let passes = DefaultFate::Passes;
-        // Rules of the base chain, of the other chain, and what is so with policy drop and accept.
+        // Rules of the base chain, of the other chain, and the expected fate with policy drop and
+        // with policy accept.
         type ChainCase = (&'static str, Vec<Rule>, Vec<Rule>, [DefaultFate; 2]);
         let cases: Vec<ChainCase> = vec![
             ("empty", vec![], vec![], [drops(true), passes]),

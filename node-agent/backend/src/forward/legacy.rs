@@ -1,4 +1,4 @@
-//! The chains of legacy iptables, whose tables have no netlink.
+//! The chains of legacy iptables, whose tables cannot be read or changed through netlink.
 
 use super::chain::{Chains, Rule, RuleEffect, filter};
 use super::{Chain, ForwardError, OWN, Passing};
@@ -7,10 +7,10 @@ use denizen_iptables::{IptablesError, Programs, Table, Variant, appended, legacy
 use denizen_model::Family;
 use denizen_plan::MarkBit;
 
-/// The family's chains; none while nobody uses legacy iptables here.
+/// The family's chains; none if the legacy filter table does not exist.
 ///
 /// # Errors
-/// [`ForwardError`] when there is one that cannot be read.
+/// [`ForwardError`] if the table exists and cannot be read.
 pub fn read(family: Family) -> Result<Vec<Chain>, ForwardError> {
     // Running iptables would create the table.
     if !legacy_tables(family).iter().any(|name| name == Table::Filter.as_str()) {

@@ -1,4 +1,4 @@
-//! The chains of other nf_tables tables (iptables-nft's among them), through netlink.
+//! The chains of other programs' tables in nf_tables (iptables-nft's among them), through netlink.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct ForeignChain {
     policy_drops: bool,
 }
 
-/// Every such chain, with the fate of packets that its rules do not expect.
+/// Other programs' base chains, each with the fate of packets that its rules do not expect.
 ///
 /// # Errors
 /// [`NetlinkError`].
@@ -99,7 +99,8 @@ fn reachable(kernel: &mut Kernel, base_chain: &ForeignChain) -> Result<Chains, N
 }
 
 fn rule(seen: RuleView<'_>) -> Rule {
-    // These load or change values, count or log; all others match some packets only.
+    // These expressions load or change values, count, log or decide. All others match only some
+    // packets.
     const ASK_NOTHING: [&str; 14] = [
         "counter",
         "log",
@@ -146,7 +147,8 @@ fn act(expression: &ExpressionView<'_>) -> Option<RuleEffect> {
     })
 }
 
-/// Removes these rules of ours from a chain and, with `admitted`, puts ours first in it.
+/// Removes our rules with these handles (`own`) from a chain and, with `admitted`, inserts our
+/// rules at its top.
 ///
 /// # Errors
 /// [`NftError`].

@@ -1,7 +1,7 @@
 //! Denizen's rules in another firewall's chain.
 //!
-//! In a chain that iptables made they are written as iptables writes them (xtables matches): it
-//! refuses to show or change a table with expressions that it does not know.
+//! In a chain that iptables made, the rules are written as iptables writes them (xtables matches):
+//! iptables refuses to show or change a table with expressions that it does not know.
 
 use super::{OWN, Passing};
 use crate::why::Why;
@@ -59,7 +59,7 @@ fn xtables(name: &'static str, revision: u32, info: Vec<u8>) -> Statement {
     Statement::Xtables { name, revision, info }
 }
 
-/// `struct xt_conntrack_mtinfo3`, XT_ALIGNed: all zero but what asks for the state.
+/// `struct xt_conntrack_mtinfo3`, XT_ALIGNed: all zero except the test of the state.
 fn xt_conntrack() -> [u8; 168] {
     const MATCH_FLAGS: usize = 146;
     const STATE_MASK: usize = 150;

@@ -19,12 +19,12 @@ pub struct HostPortTable {
     served: HashMap<HostPortKey, ServedHostPort>,
     /// How many host ports lead to each address.
     endpoints: BTreeMap<IpAddr, usize>,
-    /// Services are Denizen's, and not known yet.
+    /// This agent serves services, and they are not known yet.
     owes_services: bool,
 }
 
 impl HostPortTable {
-    /// Nothing.
+    /// A table without content.
     pub fn new(version: Family) -> Self {
         Self {
             version,
@@ -36,12 +36,12 @@ impl HostPortTable {
         }
     }
 
-    /// Whether there is to be no table.
+    /// Whether the table is not wanted.
     pub fn is_empty(&self) -> bool {
         !self.rules.ports && !self.rules.guard
     }
 
-    /// Takes in all that is decided. Nothing was before.
+    /// Takes in all that is decided, if nothing was decided before.
     pub fn fill(&mut self, decided: &HostPortPlan) {
         let all = HostPortChanges {
             served: decided.served().keys().copied().collect(),
@@ -86,8 +86,8 @@ impl HostPortTable {
         }
     }
 
-    /// Without host ports, there are no rules for them any more. Returns whether that is new: then
-    /// the table has to be read.
+    /// If there are no host ports, the rules for them are no longer wanted. Returns whether that is
+    /// new: then the table has to be read.
     pub fn retire(&mut self) -> bool {
         let is_unused = self.rules.ports && self.served.is_empty();
         if is_unused {
@@ -97,8 +97,8 @@ impl HostPortTable {
     }
 
     /// Takes in what the rules depend on. Those for host ports stay until [`Self::retire`]. Returns
-    /// whether the table has to be read: it is made, removed, or gets other rules, or it is known
-    /// from now on which ports services have.
+    /// whether the table has to be read: it is created, removed or gets other rules, or services'
+    /// ports have become known.
     pub fn update_rules(&mut self, plan: &Plan) -> bool {
         let policy = plan.policy();
         let settings = policy.host_ports;
@@ -142,13 +142,14 @@ impl Content for HostPortTable {
         self.elements.values().cloned()
     }
 
-    /// What an earlier run knew of services' ports stays until they are known again: a service
-    /// without endpoints translates nothing.
+    /// The elements of [`TAKEN`] from an earlier run stay until services are known. They protect a
+    /// service without endpoints, which translates nothing.
     fn covers(&self, set: SetId) -> bool {
         set != TAKEN || !self.owes_services
     }
 
-    /// Until services are known, it is not known either which of the node's addresses are theirs.
+    /// Until services are known, it is not known which of the node's addresses belong to services,
+    /// so no address is removed.
     fn review(&mut self, _seen: &Observed, delta: &mut Delta) -> usize {
         if self.owes_services {
             delta.delete.retain(|(set, _)| *set != ADDRESSES);

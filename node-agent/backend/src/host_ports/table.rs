@@ -14,12 +14,12 @@ use denizen_plan::{HostPortKey, HostPortPlace, MarkBit, ServedHostPort, TakenPor
 pub const TABLE: &str = "denizen-host-ports";
 
 /// Behind everybody's `dstnat` (-100; Denizen's own rules for services are at -110). All NAT chains
-/// of a hook are in this order, iptables' too.
+/// of a hook run in the order of their priorities, iptables' too.
 const DESTINATION_PRIORITY: i32 = -99;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
-/// `raw`: before connection tracking, which would give answers back the loopback address they are
-/// meant for.
+/// `raw`: before connection tracking, which gives answers to loopback connections their loopback
+/// destination back. Those answers must pass.
 const RAW_PRIORITY: i32 = -300;
 
 /// `IPS_DST_NAT`.
@@ -44,7 +44,6 @@ pub struct TableRules {
     pub open_forward: bool,
 }
 
-/// The table.
 pub fn schema(version: Family) -> Schema {
     let all = [AT_ADDRESS, AT_ANY, ADDRESSES, TAKEN, HAIRPINS];
     Schema {
@@ -114,7 +113,7 @@ fn arriving_rules(version: Family, jump: Rule, open_forward: bool) -> Vec<Rule> 
     let back = Statement::Verdict(Verdict::Return);
     let loopback = rule(Why::Martian, [of_loopback(Field::Destination), back]);
     let loopback = (version == Family::V4).then_some(loopback);
-    // What is translated leaves this hook at once, with the bit.
+    // A packet that is translated leaves this hook at once, with the bit set.
     let admit = |why, assigned| {
         let here = Statement::In(set(version, ADDRESSES).lookup());
         let assign = Statement::Assign(Variable::ConnectionMark, assigned);
@@ -125,7 +124,7 @@ fn arriving_rules(version: Family, jump: Rule, open_forward: bool) -> Vec<Rule> 
     before.chain([jump]).chain(admit(Why::NotAdmitted, Assigned::And(!bit))).collect()
 }
 
-/// Services come first, then who names the address.
+/// Services' ports come first, then host ports with a hostIP.
 fn found(version: Family) -> Vec<Rule> {
     let dnat = |id| Statement::Dnat(version, set(version, id).lookup());
     let is_in = |id| Statement::In(set(version, id).lookup());
@@ -137,8 +136,8 @@ fn found(version: Family) -> Vec<Rule> {
     ]
 }
 
-/// In the output chain alone: what arrives for these addresses is this node's own, and was asked
-/// there.
+/// Only in the output chain: a packet that arrives for a loopback address was sent by this node
+/// itself, and has passed the output chain.
 fn on_loopback(version: Family) -> Rule {
     let free = Statement::NotIn(set(version, TAKEN).lookup());
     let to_pod = Statement::Dnat(version, set(version, AT_ANY).lookup());

@@ -29,7 +29,7 @@ impl Backend for Iptables {
         self.wanted.update(plan, changes);
     }
 
-    /// Pods are programmed when it returns; rules are on their way.
+    /// Pods are programmed when it returns; rules are still being written.
     fn sync(&mut self) -> Result<Repair, IptablesError> {
         self.program(Nftables::sync).map(|_| Repair::default())
     }

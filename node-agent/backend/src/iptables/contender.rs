@@ -18,8 +18,8 @@ pub fn contender() -> String {
     )
 }
 
-/// The processes of this name that this process sees, but for those that are known to be in another
-/// network namespace: what they write is not this node's.
+/// The visible processes of this name, except those known to be in another network namespace: the
+/// rules that those write are not this node's.
 pub fn processes_called(name: &str) -> Vec<u32> {
     let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let here = network("thread-self");

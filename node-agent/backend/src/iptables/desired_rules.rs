@@ -22,10 +22,10 @@ pub struct DesiredRules<K = NoKernel> {
     pub pods: Pods,
     /// The pods may differ from what was last written.
     pub pods_changed: bool,
-    /// Which facts the agent has. What an earlier run programmed from the others is left
-    /// alone: a restart must lose nothing while the API, or the state file, cannot be read.
+    /// The local pods are known. Until then, what an earlier run programmed for pods is left alone:
+    /// a restart must lose nothing while the state file cannot be read.
     pub pods_known: bool,
-    /// As [`Self::pods_known`], of services.
+    /// As [`Self::pods_known`], for services and the API.
     pub services_known: bool,
 }
 
@@ -59,7 +59,7 @@ impl<K> DesiredRules<K> {
 
     /// Takes a new plan.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
-        // Without a pod's own port, iptables itself is enough: `-m physdev`.
+        // If any port of a bridge will do, iptables itself can test it: `-m physdev`.
         if plan.node().detection.proves_ports() {
             self.bridge.update(plan, changes);
         }

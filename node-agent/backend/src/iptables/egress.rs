@@ -35,7 +35,7 @@ pub(super) fn chains(config: &RulesetConfig) -> Vec<(ChainId, Vec<Rule>)> {
     ]
 }
 
-/// The jump to the first of them.
+/// The jump to the first of these chains, from FORWARD.
 pub(super) fn jump(config: &RulesetConfig) -> Option<(ChainId, Rule)> {
     config.egress.as_ref()?;
     let jump = Rule::new(Why::BehindFilter, &"".into(), [], Target::Jump(FORWARDED));

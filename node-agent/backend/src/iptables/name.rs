@@ -81,7 +81,7 @@ impl ChainHash {
 }
 
 impl ChainName {
-    /// Whether this is the name of a chain that is always there, or of the kernel's own.
+    /// Whether this is a constant chain, or one of the kernel's own, with this name.
     pub fn is_called(&self, name: &str) -> bool {
         match self {
             Self::BuiltIn(own) | Self::Fixed(own) => *own == name,
@@ -138,7 +138,7 @@ pub fn is_a_proxys(table: Table, name: &str) -> bool {
         Table::Nat => &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ, MASQ_IF_NOT_LOCAL],
         Table::Security => &[FORWARDED, EGRESS],
     };
-    // Of its ipvs mode. In the filter table KUBE-FIREWALL is kubelet's.
+    // Chains of kube-proxy's ipvs mode. In the filter table KUBE-FIREWALL is kubelet's.
     let with_ipvs: &[&str] = match table {
         Table::Filter => &[
             "KUBE-NODE-PORT",
@@ -200,7 +200,7 @@ impl IpsetName {
         self.set().name
     }
 
-    /// The set's name here, from the driver's set.
+    /// The inverse of [`Self::set`].
     pub fn of(set: Set) -> Option<Self> {
         Self::ALL.into_iter().find(|name| name.set() == set)
     }

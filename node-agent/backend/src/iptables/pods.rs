@@ -8,7 +8,7 @@ use denizen_model::{LocalPod, PodSet, family_of};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pods {
     all: Elements,
-    /// Those whose port of the bridge must match too.
+    /// The pods whose port of the bridge must match too.
     bridged: Elements,
 }
 
@@ -16,8 +16,8 @@ pub struct Pods {
 const LONGEST_COMMENT: usize = 255;
 
 impl Pods {
-    /// The recorded pods. `ports_matter`: whether the port of a bridge does. Two records of one
-    /// address and interface are one element.
+    /// The recorded pods. `ports_matter`: whether a bridged pod's port of the bridge must match.
+    /// Two records of one address and interface are one element.
     pub fn new(pods: &PodSet, ports_matter: bool) -> Self {
         let bridged = pods.pods.iter().filter(|pod| ports_matter && pod.port.is_some());
         Self {

@@ -29,7 +29,8 @@ pub enum Match {
     ToNode,
     /// It comes from a recorded pod: source address and input interface are in the set.
     FromPod,
-    /// The same, and the port of the bridge must match too.
+    /// The same, for the set of bridged pods whose port of the bridge must match too. A bit of the
+    /// mark shows the port, so that needs a test of its own.
     FromBridgedPod,
     /// It came in through a port of a bridge.
     BridgePort,

@@ -20,7 +20,8 @@ pub struct Ruleset {
     config: RulesetConfig,
     ports: BTreeMap<ServicePortName, PortChains>,
     owners: HashMap<FrontendKey, ServicePortName>,
-    /// Chains to be written, or to be removed if they have no text any more.
+    /// Chains to be written, or to be removed if they have no rules any more. Each has its service
+    /// port, unless it is a constant or a shared chain.
     changed: BTreeMap<ChainId, Option<ServicePortName>>,
     /// Whether the jumps into these chains changed since everything was last compared.
     jumps_changed: bool,

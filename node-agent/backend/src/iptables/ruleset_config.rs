@@ -13,7 +13,6 @@ use denizen_plan::{LocalTest, NodePlan, NodePorts, NodeSide};
 /// What the constant chains and all services' chains depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulesetConfig {
-    /// The family.
     pub family: Family,
     /// The tests that detect a local pod's packet, one rule each.
     pub local: Vec<Tests>,

@@ -23,8 +23,8 @@ pub static SCHEMA: Schema = Schema {
 /// The chains from which we read what an earlier run, or kube-proxy, left.
 const READ: [ChainName; 3] = [MARK_MASQ, SERVICES, NODE_PORTS];
 
-/// Prefixes of chains to which only KUBE-SERVICES and other such chains jump; each after those that
-/// it jumps to.
+/// Prefixes of the names of chains to which only KUBE-SERVICES and other chains of the proxy jump.
+/// In the order of creation: each after the chains that it jumps to.
 const CREATED: [&str; 7] = [
     "KUBE-MARK-MASQ",
     "KUBE-MASQ-IF-NOT-LOCAL",
@@ -51,8 +51,9 @@ fn on_rejection(table: Table, chain: &str) -> OnRejection {
     }
 }
 
-/// What only some services need, or some ways to detect local traffic. Without the others (`DNAT`,
-/// `MASQUERADE`, `MARK`, `conntrack`, …) no service is served at all, and the write fails.
+/// The extensions that only some services, or some ways to detect local traffic, need. Without any
+/// other extension (`DNAT`, `MASQUERADE`, `MARK`, `conntrack`, …) no service is served at all, and
+/// the write fails.
 fn extensions(version: Family) -> Vec<Extension> {
     let extension = |words, why, test: Option<Match>, target| Extension {
         words,

@@ -34,7 +34,6 @@ pub enum Shared {
 }
 
 impl Shared {
-    /// All of them.
     pub const ALL: [Self; 5] = [
         Self::UnservedInside,
         Self::UnservedOutside,
@@ -43,7 +42,7 @@ impl Shared {
         Self::NodePorts,
     ];
 
-    /// Its name.
+    /// Its table and its name.
     pub fn chain(self) -> ChainId {
         match self {
             Self::UnservedInside => (Table::Filter, SERVICES),
@@ -58,7 +57,6 @@ impl Shared {
 /// The inputs of a service port's rules.
 #[derive(Debug, Clone, Copy)]
 pub struct ServicePort<'a> {
-    /// Its name.
     pub name: &'a ServicePortName,
     /// Its frontends of one family.
     pub keys: &'a BTreeMap<FrontendKey, Frontend>,
@@ -77,7 +75,7 @@ pub struct ServicePortRules {
     pub shared: Vec<(Shared, Rule)>,
 }
 
-/// Lowers a service port.
+/// Renders a service port's rules.
 pub fn lower(port: ServicePort<'_>) -> ServicePortRules {
     let mut lowering =
         Lowering { port, hash: ChainHash::of(port.name, None), out: ServicePortRules::default() };
@@ -124,8 +122,8 @@ impl<'a> Lowering<'a> {
                 Outcome::Reject => self.refuse(frontend),
                 Outcome::Drop => self.drop(frontend),
             }
-            // Traffic from outside that was not translated: KUBE-EXT lets only this node and its
-            // pods in.
+            // Drops traffic from outside that arrives in the filter table untranslated: KUBE-EXT
+            // leads only connections of this node and its pods to endpoints.
             if let (Outcome::Forward(_), Some(Outcome::Drop | Outcome::Reject)) =
                 (&frontend.inside, &frontend.outside)
             {
@@ -134,7 +132,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The chain to which a frontend jumps.
+    /// Adds the frontend's jump to its chain and, with source ranges, the rule that drops other
+    /// sources.
     fn enter(&mut self, frontend: &Frontend) {
         let about = self.about(&frontend.kind.to_string());
         let FrontendKey { protocol, port, .. } = frontend.key;
@@ -360,8 +359,8 @@ impl<'a> Lowering<'a> {
         rules
     }
 
-    /// Allowed sources go on. Packets of others come back untranslated, and the filter table drops
-    /// them.
+    /// Packets from allowed sources go on to KUBE-EXT. Other packets return untranslated, and the
+    /// filter table drops them.
     fn source_ranges(&self) -> Vec<Rule> {
         let about = self.about("load balancer IP");
         let mut keys_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();

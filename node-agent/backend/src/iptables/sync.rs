@@ -215,8 +215,8 @@ impl Iptables {
     }
 }
 
-/// Whether most services are served: of the chains that choose endpoints, and of those that lead to
-/// them, no more than half have rejected rules.
+/// Whether most services are served: no more than half of the chains that choose endpoints have
+/// rejected rules, and no more than half of the chains that translate to an endpoint.
 pub(super) fn serves(writer: &Writer, rules: &Ruleset) -> bool {
     let needed: [&[ServiceChain]; 2] =
         [&[ServiceChain::Service, ServiceChain::Local], &[ServiceChain::Endpoint]];

@@ -1,9 +1,10 @@
 //! Implements `Backend`: nf_tables' rules and IPVS's virtual servers, in an order that is safe to
 //! stop at any point.
 //!
-//! nf_tables balances a service itself until its virtual server is ready, and again before that is
-//! disturbed. So one `sync` gives the rules of the last plan to the kernel and then changes virtual
-//! servers; what became ready by that, the next `update` tells the rules.
+//! nf_tables balances a service itself until its virtual server is ready, and again before that
+//! virtual server is disturbed. So one `sync` first programs the rules of the last plan and then
+//! changes virtual servers. The next `update` makes the rules use the virtual servers that became
+//! ready.
 
 use std::collections::BTreeSet;
 use std::future::pending;
@@ -67,8 +68,8 @@ pub struct IpvsBackend {
 }
 
 impl IpvsBackend {
-    /// Opens both in this thread's network namespace, and reads the virtual servers of an earlier
-    /// run. Without IPVS, nf_tables balances everything.
+    /// Opens nf_tables and IPVS in this thread's network namespace, and reads the virtual servers
+    /// of an earlier run. Without IPVS, nf_tables balances everything.
     ///
     /// # Errors
     /// [`NetlinkError`] if nf_tables cannot be opened.
@@ -147,7 +148,8 @@ impl IpvsBackend {
         candidates.filter(differs).collect()
     }
 
-    /// Whether the rules must follow the virtual servers, or the other way round.
+    /// Whether the rules must follow the state of virtual servers, or virtual servers must still be
+    /// changed.
     fn has_more(&self) -> bool {
         match &self.servers {
             Ok(servers) => servers.has_more(&self.used) || self.is_new,
@@ -306,7 +308,7 @@ impl Backend for IpvsBackend {
                     .collect();
             }
             Ok(Err(error)) => figures.errors.push(describe(&error)),
-            // The report says so.
+            // IPVS cannot be used; the report says so.
             Err(_) => {}
         }
         figures

@@ -1,7 +1,7 @@
 //! The frontend as nf_tables programs it: how its connections are led to its virtual server. Pure.
 //!
-//! Whether the virtual server is ready is known here and not in the plan: it depends on what the
-//! kernel has, and ends before the kernel's server is disturbed.
+//! The plan does not say whether the virtual server is ready: that depends on the kernel's state.
+//! It ceases to be ready before the kernel's virtual server is disturbed.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -10,10 +10,11 @@ use denizen_plan::{
     Balancer, Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, IpvsPlan, Outcome,
 };
 
-/// The frontend as nf_tables has it. If IPVS carries it and its virtual server `is_ready`, that is
-/// its one endpoint: at the cluster IP itself nothing is translated, and elsewhere IPVS sees the
-/// packet as if the client had used the cluster IP. So nf_tables' map stays the gate, and what it
-/// decides about sources, masquerade and refusal holds for both carriers.
+/// The frontend as nf_tables has it. If IPVS carries the frontend and its virtual server
+/// `is_ready`, the virtual server is its only endpoint. So the destination of a packet to the
+/// cluster IP stays the same, and a packet to another frontend reaches IPVS as if the client had
+/// used the cluster IP. Each connection still passes nf_tables' map, and what is decided there
+/// about sources, masquerade and refusal holds whether IPVS or nf_tables balances.
 pub(super) fn gate<'a>(
     frontend: &'a Frontend,
     ipvs: Option<&IpvsPlan>,

@@ -23,7 +23,8 @@ pub enum ServersError {
     /// The addresses of kube-proxy's device could not be read.
     #[error("cannot read the addresses of this node")]
     Addresses(#[source] Errno),
-    /// Connection tracking does not see IPVS's packets: without that setting IPVS does harm.
+    /// Connection tracking does not see IPVS's packets (`net.ipv4.vs.conntrack`), so IPVS is not
+    /// used.
     #[error("net.ipv4.vs.conntrack is not 1: connections through IPVS could not be masqueraded")]
     Untracked,
     /// Virtual servers of an earlier run are left to their connections, until the next attempt.

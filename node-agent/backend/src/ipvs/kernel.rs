@@ -53,8 +53,8 @@ impl Kernel {
     }
 
     /// Removes all that an earlier run left: the virtual servers, and then the routes of their
-    /// addresses, by which the next call would know them. Returns how many there were. Those at
-    /// addresses of kube-proxy's device are left to it.
+    /// addresses, by which another call would recognise them. Returns how many virtual servers were
+    /// removed. Those at addresses of kube-proxy's device are left to kube-proxy.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -91,9 +91,10 @@ impl Kernel {
         Ok(left.into_keys().filter(|ip| !theirs.contains(ip)).collect())
     }
 
-    /// As [`Self::cleanup`] for another backend that serves from now on: a virtual server with
-    /// connections gets no new ones, and stays until the next call, so that short ones can end. So
-    /// does its address's route. Kube-proxy's are left to it, here too.
+    /// As [`Self::cleanup`], when another backend serves from now on: a virtual server with
+    /// connections gets no new ones, and stays until the next call, so that short connections can
+    /// end. Its address's route stays as well. Kube-proxy's virtual servers are left alone here,
+    /// too.
     ///
     /// # Errors
     /// [`ServersError::Draining`] if any stays.
@@ -145,9 +146,9 @@ impl Kernel {
         Ok(servers.filter(|server| ours.contains_key(&server.key.at.ip())).count())
     }
 
-    /// Removes all virtual servers but ours. If an agent runs and plans any, ours are those: where
-    /// kube-proxy made one, its address gets our route, and the agent's next resync makes the rest
-    /// as it should be. Returns how many are ours.
+    /// Removes all virtual servers but ours. If an agent runs and plans virtual servers
+    /// (`planned`), those are ours: if kube-proxy made one of them, its address gets our route, and
+    /// the agent's next resync corrects the rest. Returns how many are ours.
     ///
     /// # Errors
     /// [`ServersError`].
@@ -185,7 +186,8 @@ fn timeouts(now: Timeouts) -> Timeouts {
     }
 }
 
-/// A setting of this network namespace, wherever else its folder may be mounted.
+/// A setting of this network namespace, read below [`SYSCTLS`] even if the agent was given another
+/// folder of settings.
 fn setting(path: &str) -> Option<u64> {
     value(Path::new(SYSCTLS), path).ok()
 }
@@ -268,8 +270,8 @@ fn local(ip: IpAddr, source: Option<IpAddr>) -> Route {
     Route { key: key(ip), target: RouteTarget::Local { link: LOOPBACK }, source, window: None }
 }
 
-/// What names our route of an address. Its metric is the next to 0, which is for the kernel's own
-/// routes: an address that the node has too stays the node's.
+/// The key of our route of an address. The kernel's own routes have metric 0 and come before it: an
+/// address that the node has, too, stays the node's.
 fn key(ip: IpAddr) -> RouteKey {
     RouteKey { table: LOCAL, destination: IpNetwork::from(ip), metric: 1 }
 }

@@ -30,18 +30,19 @@ const TRIES: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeScope {
     Everything,
-    /// Only those that disturb no virtual server that rules send connections to: these rules could
-    /// not be replaced.
+    /// Only those that disturb no virtual server that rules may send connections to: these rules
+    /// have not been replaced.
     WhatIsSafe,
 }
 
 /// The desired virtual servers, and what is known of the kernel's.
 ///
 /// IPVS has no names. A virtual server is ours if its address has a route of ours, which has a
-/// protocol number of our own. So a route comes before the first virtual server of its address, and
-/// goes after the last. What others add at such an address while we run is not ours, unless it is
-/// wanted: we overwrite it. All other virtual servers are foreign: none is changed
-/// or removed, and where one has the key of a desired one, that one is not programmed.
+/// protocol number of our own. So a route is added before the first virtual server of its address,
+/// and removed after the last one. A virtual server that another program adds at such an address
+/// while we run is not ours, unless it is wanted: then we overwrite it. All other virtual servers
+/// are foreign: none is changed or removed, and if one has the key of a desired virtual server, the
+/// desired one is not programmed.
 #[derive(Debug)]
 pub struct Servers<H> {
     host: H,
@@ -51,8 +52,8 @@ pub struct Servers<H> {
     /// For each family, the source of the node's own connections.
     sources: Vec<IpAddr>,
     known: BTreeMap<ServerKey, ServerState>,
-    /// What we tried to make since the kernel was read, and what was ours then; `None` before it is
-    /// read for the first time.
+    /// The virtual servers that were ours when the kernel was last read, and those that we tried to
+    /// add since. `None` before the first read.
     made: Option<BTreeSet<ServerKey>>,
     /// The real servers of [`Self::known`] that get no new connections.
     draining: BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
@@ -222,8 +223,8 @@ impl<H: Host> Servers<H> {
         Err(ServersError::Disturbed)
     }
 
-    /// Takes the addresses of the recorded pods. The connections of one that is no longer among
-    /// them end with the next [`Self::sync`]: nobody is there to end them.
+    /// Takes the addresses of the recorded pods. The connections of a pod that is no longer
+    /// recorded end with the next [`Self::sync`]: the pod is not there to end them.
     pub fn set_pods(&mut self, now: BTreeSet<IpAddr>) {
         self.due.extend(self.leaving.set_pods(now, &self.draining));
     }
@@ -370,7 +371,8 @@ impl<H: Host> Servers<H> {
         Ok(is_as_known)
     }
 
-    /// Notes a refusal. Returns whether it has a cause other than a foreign change.
+    /// Notes a refusal. Returns whether the kernel's state is still as known. If not, the caller
+    /// reads it and tries again.
     fn note_refusal(&mut self, command: &IpvsCommand, errno: Errno) -> bool {
         let key = subject(command);
         match (command, errno) {
@@ -380,7 +382,7 @@ impl<H: Host> Servers<H> {
                 warn!(scheduler = %server.scheduler, "the kernel has no such scheduler");
                 self.missing.insert(server.scheduler.clone());
                 self.due.insert(key);
-                // It is programmed at once, with the other scheduler.
+                // The caller tries again at once, with the fallback scheduler.
                 false
             }
             (_, Errno::EEXIST | Errno::ESRCH | Errno::ENOENT) => false,

@@ -12,7 +12,6 @@ use denizen_ipvs::{IpvsCommand, ObservedServer, RealServer, ServerKey, VirtualSe
 pub struct ServerState {
     /// Its key, its scheduler and the scheduler's flags.
     pub server: VirtualServer,
-    /// Its real servers.
     pub reals: BTreeMap<SocketAddr, RealState>,
 }
 
@@ -68,8 +67,8 @@ impl ServerState {
     }
 
     /// The commands that lead from `now`, the kernel's state, to this one. Real servers are added
-    /// before others are removed, so that there is always one for new connections. A missing one
-    /// with weight 0 has no connections to keep, and is not added.
+    /// before others are removed, so that there is always one for new connections. A real server
+    /// with weight 0 that the kernel does not have has no connections to keep, and is not added.
     pub fn commands_from(&self, now: Option<&Self>, order: Order) -> Vec<IpvsCommand> {
         let key = self.server.key;
         let header = match now {

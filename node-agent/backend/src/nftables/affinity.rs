@@ -20,10 +20,11 @@ use super::rule::{
 use crate::why::Why;
 use denizen_nft::{Chain, Limit, Rule, Statement};
 
-/// New clients of one service port that the reserve takes at once, and in [`RESERVED_PERIOD`].
+/// The budget: how many new clients of one service port the reserve takes at once, and then in each
+/// [`RESERVED_PERIOD`].
 const RESERVED: u32 = 1024;
-/// Kubernetes' default time-out, in seconds. A shorter one does not make the budget larger: an
-/// entry that its client renews stays.
+/// Kubernetes' default time-out, in seconds. A service's shorter time-out does not make the budget
+/// larger: an entry that its client renews stays.
 const RESERVED_PERIOD: u32 = 10_800;
 /// How long the last map remembers, in seconds.
 const BRIEF: u32 = 300;

@@ -132,8 +132,8 @@ impl Nftables {
         remove_all(kernel, &[ServiceTable::Arp])
     }
 
-    /// Removes ARP's table, which the backend ipvs left: when the addresses of virtual servers are
-    /// no longer routed here, and ARP requests for them no longer answered from here.
+    /// Removes ARP's table, which the backend ipvs left. To be called when the addresses of virtual
+    /// servers are no longer routed here, so that this node does not answer ARP requests for them.
     ///
     /// # Errors
     /// The kernel's.
@@ -187,7 +187,7 @@ impl<K> Nftables<K> {
         self.order();
     }
 
-    /// Takes a new plan. Rules choose all endpoints.
+    /// Takes a new plan. nf_tables itself balances all frontends.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         self.update_as(plan, changes, &|frontend| Cow::Borrowed(frontend));
     }
@@ -204,7 +204,8 @@ impl<K> Nftables<K> {
     }
 
     /// Takes the addresses that are routed to this node for virtual servers. Their unused ports are
-    /// refused even if no service has the address any more: the node's own ports would answer.
+    /// refused even if no service has the address any more. Otherwise the node's own ports would
+    /// answer.
     pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>) {
         for KeptTable { table, keeper } in &mut self.tables {
             keeper.note(|delta| table.hold_cluster_ips(addresses, delta));
@@ -259,7 +260,7 @@ impl KeptTable {
         }
         match table.table_family {
             ServiceTable::Ip(_) => self.update_services(plan, changes, programmed),
-            // It has no addresses of services.
+            // These tables have no frontends.
             ServiceTable::Arp | ServiceTable::Bridge => {}
         }
     }
@@ -302,9 +303,9 @@ impl Backend for Nftables {
         Self::update(self, plan, changes);
     }
 
-    /// A table that is not wanted goes when the others are programmed. An earlier run's bridge table
-    /// stays until all services are known, because that run's IP tables, which may read its mark,
-    /// stay until then too.
+    /// A table that is not wanted is removed once the others are programmed. An earlier run's
+    /// bridge table stays until all services are known, because that run's IP tables, which may
+    /// read its mark, stay until then too.
     fn sync(&mut self) -> Result<Repair, NftError> {
         let Self { kernel, tables } = self;
         let (wanted, others): (Vec<_>, Vec<_>) =
@@ -312,7 +313,8 @@ impl Backend for Nftables {
         let wanted = wanted.into_iter().map(|kept| (&mut kept.keeper, &mut kept.table));
         let mut repair = Keeper::sync(kernel, &mut wanted.collect::<Vec<_>>())?;
         for KeptTable { table, keeper } in others {
-            // An earlier run's ARP table goes with that run's virtual servers: `Self::remove_arp`.
+            // `Self::remove_arp` removes an earlier run's ARP table, after that run's virtual
+            // servers.
             if table.table_family != ServiceTable::Arp && table.known.services {
                 repair = repair + keeper.remove(kernel, &CHOOSING)?;
             }
@@ -406,7 +408,7 @@ fn remembered(kernel: &mut Kernel, table_family: ServiceTable, schema: &Schema) 
 /// Removes all tables except these. Returns how many there were.
 fn remove_all(kernel: &mut Kernel, but: &[ServiceTable]) -> Result<usize, NftError> {
     let mut removed = 0;
-    // The bridge's mark means nothing without the tables that read it.
+    // In reverse order: the IP tables read the mark of the bridge's table, which goes last.
     let others = ServiceTable::ALL.into_iter().rev().filter(|table| !but.contains(table));
     for table_family in others {
         let schema = table_family.schema();

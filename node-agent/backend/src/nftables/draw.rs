@@ -7,8 +7,9 @@ use denizen_nft::{Rule, Statement};
 
 /// Up to this size a class draws among every number of slots from its size down to one.
 const WHOLE_CASCADE: u32 = 64;
-/// Draws among the same number of slots in a larger class. More than half of the slots are taken,
-/// so that this many misses in a row are as rare as the random number's own bias (2⁻³²).
+/// The number of draws among all slots of a larger class, and then among half of them. In one of
+/// the two rounds more than half of the slots are taken, so that this many misses in a row are as
+/// rare as the random number's own bias (2⁻³²).
 const TRIES: u32 = 32;
 
 /// A rule for each draw of a class.

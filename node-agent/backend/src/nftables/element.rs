@@ -22,8 +22,8 @@ pub fn frontend_of(family: Family, set: &Set, key: &Key) -> Option<FrontendKey> 
     Some(FrontendKey { address, protocol, port })
 }
 
-/// The protocol, and the number in which the key ends, of an element that has an endpoint by its
-/// number.
+/// The protocol and the endpoint's number in the key of an element of a map of endpoints by number.
+/// The number is at the key's end.
 pub fn protocol_and_number(family: Family, set: &Set, key: &Key) -> Option<(Protocol, u32)> {
     let (_, rest) = split(family, set, key)?;
     let number = u32::from_ne_bytes(*rest.last_chunk()?);

@@ -12,8 +12,9 @@ use super::table::cluster_ip;
 use denizen_model::Family;
 use denizen_nft::{Element, Kernel, NftError, Schema};
 
-/// From now on the IP tables choose no service, and refuse new connections to these addresses. What
-/// IPVS carries goes on. Of an address family without any, the table stays as it is.
+/// Makes the IP tables choose no service any more, and refuse new connections to these addresses.
+/// Connections that IPVS carries go on. The table of a family without such an address stays as it
+/// is.
 ///
 /// # Errors
 /// The kernel's.
@@ -29,8 +30,8 @@ pub fn only_refuse(kernel: &mut Kernel, addresses: &BTreeSet<IpAddr>) -> Result<
 }
 
 /// In two steps. During the first commit, packets that the table has sent to IPVS are still on
-/// their way. They are dropped, not refused, so that the client sends them again, to whoever serves
-/// then.
+/// their way. They are dropped, not refused: the client sends them again, to the backend that
+/// serves by then.
 fn only_refuse_in(
     kernel: &mut Kernel,
     table_family: ServiceTable,

@@ -31,14 +31,14 @@ const BEHIND_NAT: i32 = -99;
 /// device on it. On other interfaces a packet may arrive with any mark.
 const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
-/// One rule for each test: a list of values is one chain of returns before one mark (KEP-2450's
-/// MASQ-IF-NOT-LOCAL).
+/// The matches of each rule that detects local pods' packets: a detector with several values has
+/// several rules, all before the one that marks (KEP-2450's MASQ-IF-NOT-LOCAL).
 pub(super) fn local(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statement>> {
     let has_port_bit = || is_marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
         LocalTest::Pod => vec![vec![sets.is_in(ServiceSet::LocalPods)]],
-        // All pods are in the first set with every detector, so that an earlier run's rules, which
-        // stay while services are not known, detect them as well.
+        // All pods are in `LocalPods` too, with every detector: an earlier run's rules, which stay
+        // until services are known, may test only that set.
         LocalTest::PodAtItsPort => vec![vec![has_port_bit(), sets.is_in(ServiceSet::BridgedPods)]],
         LocalTest::PodWithoutPort => {
             vec![vec![sets.is_in(ServiceSet::LocalPods), sets.is_not_in(ServiceSet::BridgedPods)]]
@@ -76,7 +76,7 @@ pub(super) fn clear_port_bit(config: &TableConfig) -> Vec<Chain> {
     match (config.reads_ports(), &config.egress) {
         (false, _) => Vec::new(),
         (true, None) => vec![behind(ChainName::ClearPortBit, Hook::Prerouting, BEHIND_NAT)],
-        // Egress masquerade reads the bit too.
+        // Egress masquerade reads the bit too, in the forward hook.
         (true, Some(_)) => vec![
             behind(ChainName::ClearPortBit, Hook::Forward, FORWARD_PRIORITY + 1),
             behind(ChainName::ClearPortBitHere, Hook::Input, BRIDGE_PRIORITY),

@@ -166,7 +166,8 @@ impl FrontendState {
         self.numbers = endpoints.into_iter().zip(numbers).collect();
     }
 
-    /// The classes that the frontend's elements refer to, and those that these refer to.
+    /// The classes that the frontend's elements refer to and, with session affinity, the plain
+    /// classes that those refer to.
     pub fn classes(&self, key: &FrontendKey) -> impl Iterator<Item = Class> {
         let outside = self.outside.as_ref().map(|target| (target, outside_group(key)));
         let sides = [Some((&self.inside, inside_group(key))), outside].into_iter().flatten();
@@ -184,7 +185,7 @@ impl FrontendState {
     /// Adds to `delta` what changes a frontend's elements from `now` to `wanted`.
     pub fn change(now: Option<&Self>, wanted: Option<&Self>, key: &FrontendKey, delta: &mut Delta) {
         let elements: fn(&Self, &FrontendKey) -> Vec<Element> = match (now, wanted) {
-            // The change that there is most often, by far.
+            // By far the most frequent change.
             (Some(now), Some(wanted)) if now.differs_by_endpoints(wanted) => Self::endpoints,
             (_, _) => Self::elements,
         };

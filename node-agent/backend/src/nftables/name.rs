@@ -23,7 +23,8 @@ pub enum ServiceTable {
     /// Frames that come in through a port of a bridge, whatever they carry. First, since they are
     /// detected before they are IP packets.
     Bridge,
-    /// ARP messages. Before the IP tables: without it, no address is to be this node's.
+    /// ARP messages. Before the IP tables: no address may be routed to this node for IPVS without
+    /// this table.
     Arp,
     /// IP packets of one family.
     Ip(Family),
@@ -61,7 +62,7 @@ impl ServiceTable {
         }
     }
 
-    /// Those of `ranges` that its packets' addresses may be in.
+    /// The `ranges` of the address family of this table's packets.
     pub fn own(self, ranges: &[IpNetwork]) -> Vec<IpNetwork> {
         let own = ranges.iter().filter(|range| self.holds(range.ip()));
         own.copied().collect()
@@ -211,10 +212,10 @@ pub enum ChainName {
     Remember(Class),
     /// Drops sources that may not use a load balancer IP.
     SourceRanges,
-    /// Filter prerouting, right behind the nat chain: clears what a bridge's table marked with the
-    /// mark.
+    /// Filter prerouting, right behind the nat chain, or filter forward with egress masquerade:
+    /// clears the bit of the mark that the bridge's table set.
     ClearPortBit,
-    /// The same of packets for the node itself.
+    /// With egress masquerade, filter input: the same for packets to the node itself.
     ClearPortBitHere,
     /// A bridge's filter forward.
     Bridged,

@@ -26,8 +26,8 @@ use ipnetwork::{IpNetwork, Ipv4Network};
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still
 /// there.
 const DESTINATION_PRIORITY: i32 = -110;
-/// `raw`: before connection tracking, which would give answers back the loopback address they are
-/// meant for.
+/// `raw`: before connection tracking, which gives answers to loopback connections their loopback
+/// destination back. Those answers must pass.
 const RAW_PRIORITY: i32 = -300;
 /// `srcnat`.
 const SOURCE_PRIORITY: i32 = 100;
@@ -102,8 +102,9 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
         at_node(Why::AskLocalPolicy, jump(ChainName::NodePortPolicy)),
         node_ports.clone(),
     ];
-    // What IPVS translates does not count as translated. Only translation leads a packet from a pod
-    // to itself through this node, so the set alone tells, at the cost of a lookup.
+    // Connections that IPVS translates do not match `is_translated`. So with IPVS the set alone
+    // decides, at the cost of a lookup: only translation leads a packet from a pod to itself
+    // through this node.
     let translated = (!config.by_ipvs).then(is_translated);
     let hairpin = [sets.is_in(ServiceSet::Hairpin), Statement::Masquerade];
     let leaving = vec![
@@ -127,8 +128,8 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
 }
 
 /// `route_localnet` lets a neighbour's packets to 127.0.0.1 in (CVE-2020-8558). The rule is always
-/// there, because anybody may set it at any time, for all interfaces or for one. The address comes
-/// first: it is the cheapest test that other packets fail.
+/// there, because anybody may set `route_localnet` at any time, for all interfaces or for one. The
+/// address comes first: it is the cheapest test that other packets fail.
 fn martians() -> Chain {
     let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
     let addressed = goes_to(loopback.into());
@@ -141,9 +142,9 @@ fn martians() -> Chain {
     base(ChainName::Martians, base_chain, Why::Martian, rules)
 }
 
-/// Refuses later packets of connections to a cluster IP that nothing has translated: their answers
-/// come from the cluster IP itself. A connection that IPVS translates, after these rules, is
-/// answered from its endpoint from the first packet on.
+/// Refuses later packets of connections to a cluster IP that nothing has translated. They are
+/// recognised by their answers, which come from the cluster IP itself. A connection that IPVS
+/// translates, after these rules, is answered from its endpoint from the first packet on.
 fn untranslated(sets: SetStatements) -> Chain {
     let stale = [
         sets.is_in(ServiceSet::ClusterIps),
@@ -160,7 +161,8 @@ fn untranslated(sets: SetStatements) -> Chain {
 pub fn only_old_connections(sets: SetStatements, must_wait: bool) -> Chain {
     let why = Why::OnlyOldConnections;
     let is_to = sets.is_in(ServiceSet::ClusterIps);
-    // Connection tracking knows what the node itself sends before it comes in again.
+    // The node's own packets come in again through `lo`. Connection tracking knows them by then, so
+    // `is_first_packet` does not match.
     let new = [vec![is_first_packet()], vec![comes_in_by("lo"), is_unanswered()]];
     let rules = new.into_iter().flat_map(|new| {
         let matches = [vec![is_to.clone()], new].concat();
@@ -213,7 +215,7 @@ pub fn class_chains(table_family: ServiceTable, class: Class, node_side: &NodeSi
         balancing.rules.insert(0, admit);
     }
     if node_side.count_connections {
-        // In a rule of its own: when the set is full, the kernel goes on with the next one.
+        // In a rule of its own: when the set is full, the kernel goes on with the next rule.
         balancing.rules.insert(0, rule(Why::CountConnection, [sets.count_connection()]));
     }
     let memory = class.affinity.map(|seconds| affinity::memory(sets, class, seconds));
@@ -291,7 +293,7 @@ fn dispatch(sets: SetStatements) -> Vec<Rule> {
     ]
 }
 
-/// Drops what is still addressed to a service range behind everybody's translation: another proxy
+/// Drops what is still addressed to a service range after every proxy's translation: another proxy
 /// may serve some Services (`service.kubernetes.io/service-proxy-name`). As in kube-proxy's
 /// nftables mode. A packet that is dropped here leaves no conntrack entry, so the next one is
 /// looked up anew.

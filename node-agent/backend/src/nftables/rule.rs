@@ -210,12 +210,14 @@ impl SetStatements {
         Statement::GoWhere(self.set(map).lookup())
     }
 
-    /// To the endpoint in a slot drawn among this many; on with the next rule if the slot is empty.
+    /// Translates to the endpoint in a slot drawn among this many; on with the next rule if the
+    /// slot is empty.
     pub fn translate(self, endpoints: ServiceSet, slots: u32) -> Statement {
         Statement::Dnat(endpoints.family(self.0), self.set(endpoints).draw(slots))
     }
 
-    /// To the endpoint in the packet's priority; on with the next rule if it is gone.
+    /// Translates to the endpoint whose number is in the packet's priority; on with the next rule
+    /// if it is gone.
     pub fn translate_to_number(self, endpoints: ServiceSet) -> Statement {
         Statement::Dnat(endpoints.family(self.0), self.set(endpoints).lookup())
     }

@@ -148,8 +148,8 @@ impl Table {
         self.recount_cluster_ip(ip, is(wanted), is(now), delta);
     }
 
-    /// Sets the addresses whose unused ports are refused even if no service has them. ARP does not
-    /// answer for them.
+    /// Sets the addresses whose unused ports are refused even if no service has them. In ARP's
+    /// table: the addresses for which ARP requests are not answered.
     pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Delta) {
         if self.table_family == ServiceTable::Arp {
             let own = addresses.iter().filter(|ip| ip.is_ipv4());
@@ -208,8 +208,8 @@ impl Table {
         }
     }
 
-    /// The elements for a pod's address in this table; `by_port` if its port of a bridge must
-    /// match.
+    /// The sets of this table that get an element for a pod's address; `by_port` if its port of a
+    /// bridge must match.
     fn pod_sets(&self, ip: IpAddr, by_port: bool) -> &'static [ServiceSet] {
         match (self.table_family, family_of(ip)) {
             (ServiceTable::Ip(family), of_ip) if family != of_ip => &[],
@@ -265,12 +265,14 @@ impl Content for Table {
         of_frontends.chain(members).chain(cluster_ips)
     }
 
-    /// A range that grows or shrinks has other prefixes, and a packet looks for one after another.
+    /// A range that grows or shrinks consists of other prefixes, and a packet looks up one length
+    /// after another.
     fn is_garbage(&self, set: SetId, _key: &Key) -> bool {
         set == ServiceSet::AllowedSources.id()
     }
 
-    /// An earlier run's services stay until all services are known. Pods are put into its sets.
+    /// An earlier run's services stay until all services are known. Until then pods are put into
+    /// that run's sets.
     fn extent(&self) -> Extent {
         match self.table_family {
             ServiceTable::Ip(_) if !self.known.services => Extent::Partly { into_foreign: true },
@@ -282,11 +284,11 @@ impl Content for Table {
         self.known.covers(ServiceSet::of_id(set))
     }
 
-    /// Drops what the table refuses at unused ports. A packet in its chains finds the maps empty but
-    /// the sets as they were (`nft_map_deactivate` in net/netfilter/nf_tables_api.c), so it would be
-    /// refused as if no service had its cluster IP. It must not pass either: its connection would
-    /// stay untranslated, and where the address is routed to this node for IPVS, a port of the
-    /// node's own would answer.
+    /// The chain drops, instead of refusing, packets to unused ports. While the table is replaced,
+    /// a packet in its chains finds the maps empty but the sets as they were (`nft_map_deactivate`
+    /// in net/netfilter/nf_tables_api.c), so it would be refused as if no service had its port. It
+    /// must not pass either: its connection would stay untranslated, and where the address is
+    /// routed to this node for IPVS, a port of the node's own would answer.
     fn before_replacing(&self, seen: &Observed) -> Vec<Chain> {
         let name = ChainName::UnusedPort;
         if !seen.has_rules(&name.to_string()) {

@@ -1,4 +1,5 @@
-//! portmap's rules in the tables of legacy iptables, which have no netlink.
+//! portmap's rules in the tables of legacy iptables, which cannot be read or changed through
+//! netlink.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub struct LegacyRule {
     spec: String,
 }
 
-/// Whether there is no such table, or there are programs to read it with.
+/// Whether there is no legacy nat table, or there are programs to read it with.
 pub fn is_readable() -> bool {
     let is_used = |family| has_table(family);
     !Family::BOTH.into_iter().any(is_used) || Programs::of(Variant::Legacy).is_some()
@@ -47,7 +48,7 @@ pub(super) fn rule(line: &str) -> Option<LegacyRule> {
     Some(LegacyRule { container, chain: chain.to_owned(), spec: spec.to_owned() })
 }
 
-/// Removes the rules of these containers, and their chains.
+/// Removes the rules and the chains of containers that are gone.
 pub fn remove(family: Family, is_gone: &dyn Fn(&str) -> bool) -> Result<(), IptablesError> {
     let gone = rules(family)?.into_iter().filter(|rule| is_gone(&rule.container));
     let input = removal(&gone.collect::<Vec<_>>());
@@ -57,7 +58,7 @@ pub fn remove(family: Family, is_gone: &dyn Fn(&str) -> bool) -> Result<(), Ipta
     }
 }
 
-/// The input of iptables-restore that does it.
+/// The input of iptables-restore that removes these rules, and the chains of their containers.
 pub(super) fn removal(gone: &[LegacyRule]) -> String {
     if gone.is_empty() {
         return String::new();

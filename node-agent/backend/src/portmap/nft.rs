@@ -14,7 +14,7 @@ const NAT: &str = "nat";
 /// The table of portmap's own backend for nftables.
 const OWN: &str = "cni_hostport";
 
-/// How often it starts again if another program changes the ruleset between the read and the batch.
+/// The most attempts: another program may change the ruleset between the read and the batch.
 const TRIES: usize = 20;
 
 /// One rule for a container.
@@ -38,8 +38,8 @@ pub fn containers() -> Result<BTreeSet<Arc<str>>, PortmapError> {
     Ok(found)
 }
 
-/// Removes the rules of these containers, and their chains. Each family's go in one batch, which
-/// the kernel rejects if anybody has changed anything since they were read.
+/// Removes the rules and the chains of containers that are gone. Each table is changed by one
+/// batch, which the kernel rejects if anybody has changed the ruleset since the table was read.
 pub fn remove(is_gone: &dyn Fn(&str) -> bool) -> Result<(), PortmapError> {
     let mut result = attempt(is_gone);
     for _ in 1..TRIES {

@@ -27,17 +27,18 @@ const INDEX: usize = 4;
 /// `IFLA_BR_NF_CALL_IPTABLES`, `IFLA_BR_NF_CALL_IP6TABLES`, which libc lacks.
 const SWITCHES: [u16; 2] = [36, 37];
 
-/// `IFLA_BR_MULTI_BOOLOPT`, which libc lacks; since Linux 5.0. Values, then which of them count
-/// (`struct br_boolopt_multi`).
+/// `IFLA_BR_MULTI_BOOLOPT`, which libc lacks; since Linux 5.0. It has two masks: the values of the
+/// options, and which options are meant (`struct br_boolopt_multi`).
 const OPTIONS: u16 = 46;
-/// `BR_BOOLOPT_NO_LL_LEARN`: a bridge does not learn who is behind a port from frames to its own
-/// groups (01:80:c2:00:00:00 to 0f). It learns from LLDP's before any rule sees them.
+/// `BR_BOOLOPT_NO_LL_LEARN`: a bridge does not learn from frames to link-local groups
+/// (01:80:c2:00:00:00 to 0f) which Ethernet address is behind a port. By default it learns from
+/// such frames, for instance of LLDP, before any rule sees them.
 const NO_LINK_LOCAL_LEARNING: u32 = 1;
 
 /// Time limit for an answer of the kernel, which normally comes at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Where sysctls are if the module is loaded; it adds them to every network namespace.
+/// A setting that exists if the module is loaded, which adds it to every network namespace.
 const MODULE: &str = "net/bridge/bridge-nf-call-iptables";
 
 /// Why frames between ports of a bridge do not pass the hooks.
@@ -69,7 +70,7 @@ pub struct BridgeFilter {
     sysctls: PathBuf,
     former: SavedSwitchesFile,
     wanted: BTreeSet<Arc<str>>,
-    /// The bridges that are kept from learning from frames to their own groups.
+    /// The bridges that are kept from learning from frames to link-local groups.
     unlearning: BTreeSet<Arc<str>>,
     problems: BTreeMap<Arc<str>, String>,
 }
@@ -106,8 +107,8 @@ impl BridgeFilter {
         (self.wanted, self.problems) = (wanted, problems);
     }
 
-    /// Keeps these bridges from learning from frames to their own groups, which no rule sees: with
-    /// them a pod would take a neighbour's traffic.
+    /// Keeps these bridges from learning from frames to link-local groups, which no rule sees: by
+    /// such frames a pod could take a neighbour's traffic.
     pub fn keep_from_learning(&mut self, bridges: BTreeSet<Arc<str>>, check: CheckScope) {
         if self.unlearning == bridges && check == CheckScope::Changed {
             return;
@@ -239,7 +240,7 @@ struct BridgeLink {
     /// The header of a request about it.
     header: [u8; IFINFOMSG],
     switches: [bool; 2],
-    /// Whether it learns from frames to its own groups; `None` if that cannot be changed.
+    /// Whether it learns from frames to link-local groups; `None` if that cannot be changed.
     learns: Option<bool>,
 }
 

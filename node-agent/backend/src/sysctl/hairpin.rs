@@ -1,8 +1,9 @@
-//! Hairpin mode of bridge ports: whether the bridge sends back to a port what came from it.
+//! Hairpin mode of bridge ports: whether the bridge sends a frame back to the port that it came
+//! from.
 //!
-//! A pod that a service hands to itself needs it. With bridge netfilter the rules translate its
-//! frame on the bridge, which then is for the port that it came from. kubelet set the flag once
-//! (`--hairpin-mode=hairpin-veth`); the CNI plugin `bridge` does not by default.
+//! A pod that reaches itself through a service needs it: with bridge netfilter, the rules translate
+//! the pod's frame on the bridge, and the frame then is for the port that it came from. kubelet set
+//! the flag once (`--hairpin-mode=hairpin-veth`); the CNI plugin `bridge` does not by default.
 //!
 //! A promiscuous bridge (kubelet's `--hairpin-mode=promiscuous-bridge`) is no substitute on current
 //! kernels: the copy of the frame that the node gets has no effect.
@@ -61,8 +62,8 @@ impl HairpinPorts {
         Self { mode, ports: BTreeSet::new(), off: BTreeMap::new() }
     }
 
-    /// Turns it on, if that is wanted, for these bridge ports of this thread's network namespace.
-    /// With [`CheckScope::Changed`], only new ports are checked.
+    /// Turns hairpin mode on, if that is wanted, for these bridge ports of this thread's network
+    /// namespace. With [`CheckScope::Changed`], only new ports are checked.
     pub fn keep(&mut self, ports: BTreeSet<Arc<str>>, check: CheckScope) {
         let is_due = |port: &Arc<str>| check == CheckScope::All || !self.ports.contains(port);
         let (due, known): (Vec<_>, Vec<_>) = ports.iter().cloned().partition(is_due);
@@ -107,7 +108,7 @@ fn warning(why: &str, pods: &[&LocalPod]) -> String {
     format!("{who} through a service: hairpin mode of {ports} is off ({why})")
 }
 
-/// Turns it on, unless the mode is `none`. Returns the ports where it is off, and why.
+/// Turns hairpin mode on, unless `mode` is `none`. Returns the ports where it is off, and why.
 fn turn_on(ports: &[Arc<str>], mode: HairpinMode) -> Vec<(Arc<str>, String)> {
     if ports.is_empty() {
         return Vec::new();

@@ -19,13 +19,12 @@ const LONGEST: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SavedSwitches {
-    /// Its name.
     pub(super) bridge: String,
     /// Its index, which distinguishes it from a later bridge of the same name.
     pub(super) index: u32,
     /// `nf_call_iptables` and `nf_call_ip6tables`.
     pub(super) switches: [bool; 2],
-    /// It learned from frames to its own groups, and does not any more.
+    /// It learned from frames to link-local groups before denizen turned that off.
     #[serde(default)]
     pub(super) learned: bool,
 }
@@ -55,7 +54,7 @@ impl SavedSwitchesFile {
         self.write(&all);
     }
 
-    /// Notes that a bridge that is remembered learned from frames to its own groups.
+    /// Notes that a bridge that is remembered learned from frames to link-local groups.
     pub(super) fn note_learning(&self, bridge: &str) {
         let mut all = self.read();
         let known = all.iter_mut().filter(|former| former.bridge == bridge);
@@ -79,7 +78,7 @@ impl SavedSwitchesFile {
         }
     }
 
-    /// A kill leaves the old or the new file.
+    /// If the process is killed, either the old or the new file is there.
     fn replace(&self, all: &[SavedSwitches]) -> io::Result<()> {
         let next = self.0.with_extension("next");
         let mut options = OpenOptions::new();

@@ -27,7 +27,7 @@ impl WantedValue {
         }
     }
 
-    /// The value to write if it is not.
+    /// The value to write if the current one is not acceptable.
     pub fn number(self) -> u64 {
         match self {
             Self::Exactly(wanted) | Self::AtLeast(wanted) => wanted,
@@ -41,11 +41,10 @@ pub struct Setting {
     /// Its file below `/proc/sys`. (Not the name with dots: an interface's name may have dots
     /// itself.)
     pub path: String,
-    /// The wanted value.
     pub wanted: WantedValue,
     /// The consequence for the operator if it does not have this value.
     pub without: &'static str,
-    /// Whether that is an error, else a warning.
+    /// Whether a wrong value is an error; otherwise it is a warning.
     pub is_vital: bool,
 }
 

@@ -6,7 +6,7 @@ use denizen_iptables::IptablesError;
 use denizen_netlink::NetlinkError;
 use thiserror::Error;
 
-/// Why it is not known.
+/// Why it is not known what kube-proxy has in the kernel.
 #[derive(Debug, Error)]
 pub enum FoundError {
     /// nf_tables cannot be read.

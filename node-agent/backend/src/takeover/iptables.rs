@@ -15,11 +15,11 @@ static LEFT: Schema =
     Schema { owns: |table, name| is_a_proxys(table, name) || name == CANARY, ..SCHEMA };
 
 /// Removes rules of both variants (kube-proxy's of its iptables and ipvs modes), and then the sets
-/// that no rule names any more; how many chains there were.
+/// that no rule names any more. Returns how many chains there were.
 ///
 /// # Errors
-/// The first that could not be removed; what could be is. The sets stay then: they tell
-/// that there is more.
+/// The first error; everything that can be removed is. The sets stay then: they show that something
+/// is left.
 pub fn cleanup(owner: Owner) -> Result<usize, IptablesError> {
     let (nft, legacy) = (iptables_nft::remove(owner), remove_legacy(owner));
     let removed = nft? + legacy?;
@@ -31,8 +31,8 @@ pub fn cleanup(owner: Owner) -> Result<usize, IptablesError> {
     Ok(removed)
 }
 
-/// Removes denizen's rules from the tables of the variant that is not `used`; how many chains there
-/// were. The sets are the same.
+/// Removes denizen's rules from the tables of the variant that is not `used`. Returns how many
+/// chains there were. The sets stay: both variants use the same ones.
 ///
 /// # Errors
 /// As [`cleanup`].
@@ -43,8 +43,8 @@ pub fn cleanup_other_than(used: Variant) -> Result<usize, IptablesError> {
     }
 }
 
-/// Legacy tables have no netlink: iptables' programs read and write them, where there are any, and
-/// need `CAP_NET_RAW`.
+/// Legacy tables cannot be read or changed through netlink. If there are any, iptables' programs
+/// read and write them, and need `CAP_NET_RAW`.
 fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
     let of_family = |family| {
         let there = legacy_tables(family);
@@ -58,8 +58,8 @@ fn remove_legacy(owner: Owner) -> Result<usize, IptablesError> {
     Family::BOTH.map(of_family).into_iter().sum()
 }
 
-/// Whether chains of this owner are in the tables of legacy iptables. What is not there is not
-/// asked for: the kernel would make it.
+/// Whether chains of this owner are in the tables of legacy iptables. A missing table is not read:
+/// that would create it.
 ///
 /// # Errors
 /// [`IptablesError`] if there are such tables, and they cannot be read.
@@ -98,8 +98,9 @@ fn remove(programs: &Programs, family: Family, owner: Owner) -> Result<usize, Ip
     Ok(removed)
 }
 
-/// Whether this backend was here: its sets are made before its first rule, and removed after its
-/// last. Whoever removed the sets by hand may have left the nft variant's chains.
+/// Whether the iptables backend left something: its sets are created before its first rule, and
+/// removed after its last. If somebody removed the sets by hand, the nft variant's chains may still
+/// be there.
 pub fn was_here() -> bool {
     Sets::open(&SETS).is_ok_and(|mut sets| sets.exist())
         || iptables_nft::has_chains(Owner::Denizen).unwrap_or(false)

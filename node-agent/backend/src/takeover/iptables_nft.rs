@@ -14,20 +14,18 @@ use denizen_model::Family;
 use denizen_netlink::NetlinkError;
 use denizen_nft::{ChainView, Kernel, NftError, TableFamily};
 
-/// Tables that a service proxy's chains may be in. In the last there is nothing but kube-proxy's
-/// canary.
+/// Tables that a service proxy's chains may be in. The last one has only kube-proxy's canary.
 const TABLES: [&str; 4] = ["filter", "nat", "security", "mangle"];
 
-/// How often it begins anew if another program changes the ruleset between the read and the
-/// batch.
+/// The most attempts: another program may change the ruleset between the read and the batch.
 const TRIES: usize = 20;
 
 /// A chain: its table and its name.
 type ChainKey = (Arc<str>, Arc<str>);
 
-/// Removes the chains of both families, and the rules of other chains that lead to them; how many
-/// chains there were. Each family's go in one batch, which the kernel rejects when anybody has
-/// changed anything since they were read.
+/// Removes the chains of both families, and the rules of other chains that lead to them. Returns
+/// how many chains there were. Each family's chains are removed by one batch, which the kernel
+/// rejects if anybody has changed the ruleset since they were read.
 ///
 /// # Errors
 /// [`IptablesError::Netlink`]; the other family's are removed all the same.
@@ -101,7 +99,8 @@ fn chains_of(
     Ok(chains)
 }
 
-/// A chain, if it may be a service proxy's: nothing leads to a base chain, and they make none.
+/// A chain, if it may be a service proxy's. Base chains are left out: service proxies make none
+/// here, and no rule can lead to one.
 fn candidate(chain: ChainView<'_>) -> Option<ChainKey> {
     let (table, name) = chain.table().zip(chain.name())?;
     let is_a_proxys = Table::named(table).is_some_and(|table| is_a_proxys(table, name));
@@ -109,7 +108,8 @@ fn candidate(chain: ChainView<'_>) -> Option<ChainKey> {
     (is_candidate && !chain.is_base()).then(|| (table.into(), name.into()))
 }
 
-/// Whether services' chains are denizen's: kube-proxy writes the rule that marks without a comment.
+/// Whether services' chains are denizen's: kube-proxy writes the rule of KUBE-MARK-MASQ without a
+/// comment.
 fn is_ours(
     kernel: &mut Kernel,
     family: Family,
@@ -125,7 +125,8 @@ fn is_ours(
     Ok(!marks.is_empty())
 }
 
-/// The rules of other chains that lead to one of these: the chain that each is in, and its handle.
+/// The rules of other chains that lead to one of these chains: the chain that each rule is in, and
+/// its handle.
 fn jumps_to(
     kernel: &mut Kernel,
     family: Family,

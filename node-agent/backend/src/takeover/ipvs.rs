@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::ipvs::Kernel;
 
-/// Why NetworkPolicies and ipvs do not go together: ipvs takes a packet in the input hook, and
-/// sends it on through the output hook.
+/// Why NetworkPolicies cannot be enforced with the ipvs mode of another service proxy: ipvs takes a
+/// packet in the input hook, and sends it on through the output hook.
 pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
                              NetworkPolicies are enforced: use another mode of the service proxy";
 
-/// How many virtual servers ipvs has, whoever's.
+/// How many virtual servers ipvs has, ours and others'.
 pub fn all_virtual_servers() -> usize {
     lines("ip_vs", |line| {
         ["TCP ", "UDP ", "SCTP ", "FWM "].iter().any(|kind| line.starts_with(kind))
@@ -22,19 +22,19 @@ pub fn all_virtual_servers() -> usize {
 /// How many virtual servers ipvs has that are not the backend's.
 pub fn virtual_servers() -> usize {
     let all = all_virtual_servers();
-    // Where the backend's cannot be told apart, they all count.
+    // If the backend's virtual servers cannot be recognised, all count.
     let ours = if all > 0 { Kernel::count().unwrap_or(0) } else { 0 };
     all.saturating_sub(ours)
 }
 
-/// How many connections ipvs carries that are open, but for those to `kept` virtual servers.
+/// How many open connections ipvs carries, except those to `kept` virtual servers.
 pub fn connections(kept: &BTreeSet<SocketAddr>) -> usize {
     let is_kept = |line: &str| server_of(line).is_some_and(|at| kept.contains(&at));
     lines("ip_vs_conn", |line| line.contains(" ESTABLISHED ") && !is_kept(line))
 }
 
-/// Where the client of a connection sent to, in a line of `/proc/net/ip_vs_conn`: its fourth and
-/// fifth words, in hexadecimal digits.
+/// The virtual server of a connection, in a line of `/proc/net/ip_vs_conn`: its fourth and fifth
+/// words, in hexadecimal digits.
 fn server_of(line: &str) -> Option<SocketAddr> {
     let mut words = line.split_whitespace().skip(3);
     let (ip, port) = (words.next()?, words.next()?);

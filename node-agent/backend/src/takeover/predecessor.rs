@@ -102,7 +102,8 @@ impl Predecessor {
             let removal = move || {
                 remove_other_chains(used?)?;
                 match successor {
-                    // The task that follows other firewalls' chains keeps their openings.
+                    // The task that inspects other firewalls' chains keeps or removes our rules in
+                    // them.
                     BackendName::Nftables | BackendName::Iptables | BackendName::Ipvs => {}
                     BackendName::None => drop(forward::cleanup()?),
                 }

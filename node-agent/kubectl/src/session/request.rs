@@ -95,7 +95,7 @@ impl Request {
         match self {
             Self::Status(_) | Self::Check(_) | Self::Drops(_) => {}
             Self::View(_) | Self::Dropped(_) | Self::Refused(_) | Self::Route(_) => return None,
-            // In one word each: no name is then another flag.
+            // Each flag and its value are one word, so that no name is taken for another flag.
             Self::Explain(ExplainQuery { from, to }) => {
                 words.extend([format!("--from={from}"), format!("--to={to}")]);
             }

@@ -1,5 +1,5 @@
-//! `bundle`: what somebody needs who is to help, in a folder. By allow-list: nothing is read that
-//! could hold a secret, so nothing has to be taken out.
+//! `bundle`: collects, in a folder, what somebody needs who is to help. It has an allow-list:
+//! nothing is read that could hold a secret, so nothing has to be taken out.
 
 #![expect(clippy::disallowed_methods, reason = "a new folder: nobody reads it before it is whole")]
 
@@ -21,7 +21,7 @@ use crate::session::request::{Request, ViewQuery};
 use crate::survey::{Limits, survey};
 use denizen_text::Printable;
 
-/// More nodes are asked only when that is said.
+/// More nodes are asked only with `--nodes` or `--all`.
 const NODES: usize = 20;
 
 /// Size limit of one log, in bytes.
@@ -46,13 +46,13 @@ pub struct BundleArgs {
 #[derive(Debug, Serialize)]
 pub struct Bundle {
     folder: PathBuf,
-    /// Its files, below the folder, and their size in bytes.
+    /// Paths of the files, below the folder, and their sizes in bytes.
     files: BTreeMap<String, usize>,
     /// What could not be collected, and why.
     missing: BTreeMap<String, String>,
 }
 
-/// What agents are asked, and the names of the files.
+/// What agents are asked, and the name of the file for each answer.
 fn questions() -> [(&'static str, Request); 4] {
     [
         ("status.json", Request::STATUS),

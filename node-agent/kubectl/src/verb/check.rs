@@ -119,7 +119,7 @@ fn checked(_node: &str, answers: Answers) -> Result<CheckedNode, NoAnswer> {
     let report = all.next().ok_or_else(|| failed("it said nothing".to_owned()))?.map_err(failed)?;
     let report: NodeReport = serde_json::from_str(report.get())
         .map_err(|error| failed(format!("unknown answer: {error}")))?;
-    // Without it, `check` itself says that no agent runs.
+    // Without a status, `check` itself says that no agent runs.
     let status = all.next().and_then(Result::ok);
     let status =
         status.and_then(|status| serde_json::from_str::<ComparedStatus>(status.get()).ok());
@@ -133,7 +133,8 @@ struct FindingKey {
     verdict: FindingVerdict,
     group: String,
     name: String,
-    /// The agents' code; without one, the advice, and then the shape of the text decides, too.
+    /// The agents' code, or else the shape of the advice; without a code, the shapes of the texts
+    /// must be equal too.
     sense: Result<String, String>,
 }
 
@@ -191,7 +192,7 @@ fn merged(answered: &[(String, CheckedNode)]) -> ClusterCheck {
     ClusterCheck { findings: findings.collect(), passed, skipped }
 }
 
-/// A warning if not all nodes have the same.
+/// A warning if not all nodes have the same value.
 fn differing<'a>(
     answered: &'a [(String, CheckedNode)],
     name: &str,
@@ -235,7 +236,8 @@ fn pod_cidrs(node_agents: &[NodeAgent]) -> Vec<(String, IpNetwork)> {
     cidrs.collect()
 }
 
-/// A failure for each two nodes whose podCIDRs overlap.
+/// A failure for each podCIDR inside a podCIDR of another node. Only the widest podCIDR around it
+/// is compared.
 fn overlaps(cidrs: &[(String, IpNetwork)]) -> Vec<Finding> {
     let mut sorted: Vec<&(String, IpNetwork)> = cidrs.iter().collect();
     // The larger first: it may contain those that follow.
@@ -272,7 +274,7 @@ fn overlap(one: (&String, &IpNetwork), other: (&String, &IpNetwork)) -> Finding 
 }
 
 impl Finding {
-    /// The text: one of the merged findings, and how the others' values differ.
+    /// The text of one merged finding, and the values in which the others differ.
     fn text(&self) -> String {
         let own = self.shared.texts.iter().next().filter(|_| self.code.is_some());
         let Some(own) = own else { return self.shared.shown() };
@@ -386,7 +388,7 @@ mod tests {
         assert_eq!(json["findings"][0]["parameters"]["count"], json!(["100", "97"]));
     }
 
-    /// Errors that only share their place are not one.
+    /// Errors that have only the group and the name in common are not merged.
     #[test]
     fn without_codes_the_words_say_what_is_equal() {
         let of = |node: &str, reason: &str| {

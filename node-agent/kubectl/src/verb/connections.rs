@@ -1,5 +1,5 @@
-//! `connections`: who talks to whom, on all nodes. A connection between two nodes is in the tables
-//! of both, and is one.
+//! `connections`: who talks to whom, on all nodes. A connection between two nodes is in the
+//! conntrack tables of both, and is shown once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,7 +33,8 @@ pub struct ConnectionsArgs {
 #[serde(rename_all = "camelCase")]
 pub struct ClusterConnections {
     pub connections: Vec<ClusterConnection>,
-    /// Nodes that have more than they show. Some of the others may then lack their other half.
+    /// Nodes that have more connections than they show. So a connection that another node shows may
+    /// lack what these nodes know of it.
     pub more: Vec<TruncatedNode>,
 }
 
@@ -109,8 +110,8 @@ pub async fn connections(
     Ok(ClusterReport::of(surveyed, joined))
 }
 
-/// The connection as it is on the wire between two nodes: after all translation on the sender's,
-/// and before any on the receiver's.
+/// The connection as it is on the wire between two nodes: after all translation on the sender's
+/// node, and before any on the receiver's.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct WireTuple {
     protocol: String,
@@ -138,8 +139,8 @@ impl Connection {
         self
     }
 
-    /// How much it tells; the more detailed one of two is kept. The sender's node knows the
-    /// service.
+    /// How much the entry tells: if two nodes have the connection, the more detailed entry is kept.
+    /// The sender's node knows the service.
     fn detail(&self) -> (bool, bool, bool) {
         (self.service.is_some(), self.endpoint.is_some(), self.masqueraded_as.is_some())
     }

@@ -24,7 +24,8 @@ pub struct ClusterDrops {
     pub drops: Vec<Drop>,
     /// Which packets are not counted, and why.
     pub not_counted: Vec<CommonText>,
-    /// Whose packets they were in the last 15 minutes, most packets first.
+    /// The flows of the packets that were dropped or refused in the last 15 minutes, most packets
+    /// first.
     pub flows: Vec<ClusterFlow>,
     /// How many more flows there are that agents did not name.
     pub more_flows: u64,
@@ -32,7 +33,7 @@ pub struct ClusterDrops {
     pub not_noted: Vec<CommonText>,
 }
 
-/// One reason.
+/// The packets of one reason.
 #[derive(Debug, Serialize)]
 pub struct Drop {
     pub reason: String,
@@ -46,7 +47,7 @@ pub struct Drop {
 /// What an agent says.
 struct NodeAnswer {
     counts: Counts,
-    /// An older agent does not know them, and says so.
+    /// The flows; an error if the agent is too old to know them.
     refused: Result<NodeRefused, String>,
 }
 
@@ -68,7 +69,7 @@ struct Count {
 }
 
 impl Counts {
-    /// Of all reasons.
+    /// The packets of all reasons.
     pub fn packets(&self) -> u64 {
         self.drops.iter().fold(0, |sum: u64, count| sum.saturating_add(count.packets))
     }
@@ -108,7 +109,7 @@ fn with_flows(answered: Vec<(String, NodeAnswer)>) -> ClusterDrops {
     ClusterDrops { flows, more_flows, not_noted: not_noted.sorted(), ..merged(counts) }
 }
 
-/// What makes the counts of two nodes one.
+/// Two nodes' counts with the same key are added.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct DropKey {
     reason: String,
@@ -141,7 +142,7 @@ pub fn merged(answered: Vec<(String, Counts)>) -> ClusterDrops {
 impl Body for ClusterDrops {
     const NEEDS_ANSWERS: bool = true;
 
-    /// To drop is what policies are for.
+    /// Always good: policies are meant to drop packets.
     fn level(&self) -> Level {
         Level::Good
     }

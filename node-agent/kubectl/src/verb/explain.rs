@@ -1,11 +1,12 @@
-//! `explain A B`: a connection's path across nodes. The sender's agent says which endpoints it may
-//! go to and what egress policies say; the agent of each endpoint's node says what ingress policies
-//! say of the source that arrives there. Both say how packets to the other leave.
+//! `explain A B`: a connection's path across nodes. The sender's agent says which endpoints the
+//! connection may go to and what egress policies say; the agent of each endpoint's node says what
+//! ingress policies say of the source that arrives there. Both say how packets to the other end
+//! leave their node.
 //!
 //! | file | knows |
 //! | --- | --- |
 //! | `ends` | names, addresses, and which node they are on |
-//! | `path` | what the agents' answers come to. Pure |
+//! | `path` | combines the agents' answers to paths. Pure |
 
 mod ends;
 mod path;
@@ -42,7 +43,7 @@ pub struct ExplainArgs {
     pub via: Option<String>,
 }
 
-/// The paths of a connection, and what becomes of it.
+/// The paths of a connection, and its verdict.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterExplanation {
@@ -59,7 +60,7 @@ pub struct ClusterExplanation {
     /// What the first node's agent says; missing if it did not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     sent: Option<Explanation>,
-    /// One for each endpoint; empty if the packet gets no further than the first node.
+    /// One path for each endpoint; empty if the packet gets no further than the first node.
     #[serde(rename = "ways")]
     pub paths: Vec<EndpointPath>,
 }
@@ -137,7 +138,7 @@ impl ExplainSession<'_> {
         Ok(body)
     }
 
-    /// The path to each of these, after asking the receivers' nodes.
+    /// The path to each of `targets`, after asking the receivers' nodes.
     async fn paths(
         &mut self,
         sent: &Explanation,
@@ -159,7 +160,7 @@ impl ExplainSession<'_> {
         }
         for (node, paths) in by_node {
             match node == self.sender.node {
-                // Its agent has said all.
+                // The sender's agent has said all.
                 true => paths.into_iter().for_each(|path| path.note_ingress(sent)),
                 false => self.ask_receivers(&node, paths).await,
             }
@@ -167,8 +168,9 @@ impl ExplainSession<'_> {
         Ok(paths)
     }
 
-    /// Whether packets of the node itself come about: the kernel looks for a route to a service's
-    /// address before rules translate it. Those of pods are translated first.
+    /// Asks for the route to the service's address, if the node itself sends: the kernel looks for
+    /// that route before rules translate the address. For packets of pods, rules translate it
+    /// first.
     async fn ask_frontend_route(
         &mut self,
         sent: &Explanation,
@@ -185,7 +187,7 @@ impl ExplainSession<'_> {
         }
     }
 
-    /// How packets to other nodes leave the sender's, and with which source.
+    /// How packets to other nodes leave the sender's node, and with which source.
     async fn ask_routes(&mut self, sent: &Explanation, paths: &mut [EndpointPath]) {
         let own = self.sender.node.clone();
         let mut leaving: Vec<&mut EndpointPath> =
@@ -202,7 +204,7 @@ impl ExplainSession<'_> {
         }
     }
 
-    /// What the agent of the receivers' node says of them.
+    /// Asks the agent of the receivers' node about these paths.
     async fn ask_receivers(&mut self, node: &str, paths: Vec<&mut EndpointPath>) {
         let passing = paths.into_iter().filter(|path| !path.is_refused());
         let arriving: Vec<(IpAddr, &mut EndpointPath)> =
@@ -225,7 +227,7 @@ impl ExplainSession<'_> {
         }
     }
 
-    /// The source that is seen where this target is, as far as the API tells it.
+    /// The source that the target sees, as far as the API tells it.
     fn source_at(&self, is_masqueraded: bool, target: SocketAddr) -> Option<IpAddr> {
         let is_same = |ip: &IpAddr| ip.is_ipv4() == target.is_ipv4();
         if !is_masqueraded {
@@ -252,7 +254,8 @@ impl ExplainSession<'_> {
         let why = match answers {
             Err(why) => why,
             Ok(answers) => {
-                // What an agent refuses to explain is no answer; older ones know no routes.
+                // A refusal to explain counts as no answer. A refused route does not: older agents
+                // know none.
                 let explained = answers.answers.iter().zip(&requests).find_map(|of| match of {
                     (Err(error), Request::Explain(_)) => Some(failed(error)),
                     (Ok(_) | Err(_), _) => None,

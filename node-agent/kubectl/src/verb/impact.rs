@@ -1,7 +1,7 @@
 //! `impact -f POLICY`: who would lose or gain access if a policy were applied, or deleted.
 //!
-//! The agents' own plan decides, twice, and what differs is the answer. No agent is asked, but with
-//! `--live` for connections.
+//! The agents' own planner decides twice, before and after the change, and the difference is the
+//! answer. Agents are asked only with `--live`, for connections.
 
 mod answer;
 mod facts;
@@ -105,7 +105,7 @@ fn decided(
     PolicyImpact::new(impact, live, &workloads, notes)
 }
 
-/// The same policy's end.
+/// The deletion of the policy in `event`.
 fn deleted(event: Event, facts: &ImpactFacts) -> anyhow::Result<Event> {
     let (gone, what) = if let Event::NetworkPolicy(name, _) = &event {
         (Event::NetworkPolicy(name.clone(), None), format!("NetworkPolicy {name}"))
@@ -117,7 +117,7 @@ fn deleted(event: Event, facts: &ImpactFacts) -> anyhow::Result<Event> {
     };
     let is_it = |known: &Event| match (known, &event) {
         (Event::NetworkPolicy(known, _), Event::NetworkPolicy(name, _)) => known == name,
-        // It may be one that cannot be used.
+        // The known policy may be one that cannot be used.
         (Event::ClusterNetworkPolicy(known, _), Event::ClusterNetworkPolicy(name, _)) => {
             known == name
         }

@@ -1,5 +1,5 @@
 //! The flows whose packets the rules of all nodes dropped or refused within the last 15 minutes.
-//! The kernels note them, so nobody has to have looked.
+//! The kernels note these flows by themselves, so no command had to run at that time.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use super::node_drops::{NodeDrops, nodes_text, sum};
 use crate::verb::connections::NamedEnd;
 use denizen_text::{Printable, named_address};
 
-/// How many flows all nodes together name, and the fewest and the most of one node.
+/// How many flows all nodes together are to name, and the minimum and maximum for one node.
 const FLOWS: usize = 20_000;
 const OF_A_NODE: (usize, usize) = (20, 1_000);
 
 /// How many flows are shown as text.
 const SHOWN: usize = 20;
 
-/// How many flows each of so many nodes is to name.
+/// How many flows each node is to name, of this number of nodes.
 pub fn limit(nodes: usize) -> usize {
     (FLOWS / nodes.max(1)).clamp(OF_A_NODE.0, OF_A_NODE.1)
 }
@@ -46,10 +46,10 @@ pub struct Flow {
     pub destination: NamedEnd,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// On the node that noted it.
+    /// Its packets on the node that noted the flow.
     #[serde(default, skip_serializing)]
     pub packets: u64,
-    /// Seconds since its first packet there.
+    /// Seconds since its first packet on that node.
     #[serde(default, skip_serializing)]
     pub seconds: u64,
 }
@@ -64,7 +64,7 @@ pub struct ClusterFlow {
     nodes: Vec<NodeDrops>,
 }
 
-/// What makes two flows one: what the kernel knows.
+/// What the kernel knows of a flow: flows with the same key are merged.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct FlowKey {
     reason: String,

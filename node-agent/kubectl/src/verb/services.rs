@@ -17,7 +17,7 @@ use denizen_text::Printable;
 
 #[derive(Debug, Serialize)]
 pub struct ClusterServices {
-    /// One for each way in which nodes serve it; most nodes first.
+    /// One row for each way in which nodes serve a service; the way of most nodes first.
     services: Vec<ServiceVariant>,
 }
 
@@ -73,7 +73,7 @@ enum FrontendFate {
     Unknown,
 }
 
-/// Whether one is on the node itself differs from node to node, and is left out.
+/// Whether an endpoint is on the node itself differs from node to node, and is left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 struct Endpoints {
@@ -87,7 +87,7 @@ struct ServiceEndpoint {
     at: String,
 }
 
-/// Of `name`, on all nodes; without a name all services, as one node knows them.
+/// The service `name` on all nodes; without a name all services, as one node knows them.
 pub async fn services(
     api: &Api,
     limits: Limits,
@@ -184,7 +184,7 @@ impl fmt::Display for FrontendFate {
 impl Body for ClusterServices {
     const NEEDS_ANSWERS: bool = true;
 
-    /// A service without endpoints may be meant.
+    /// Always good: a service without endpoints may be intended.
     fn level(&self) -> Level {
         Level::Good
     }

@@ -21,16 +21,16 @@ use denizen_text::Printable;
 pub struct ClusterStatus {
     #[serde(rename = "statuses")]
     rows: Vec<StatusRow>,
-    /// The others, for the table.
+    /// The nodes that did not answer, for the table.
     #[serde(skip)]
     silent: Vec<Unanswered>,
 }
 
-/// One node's.
+/// The status of one node.
 #[derive(Debug, Serialize)]
 struct StatusRow {
     node: String,
-    /// `None` for a release that does not tell.
+    /// `None` if the agent's release is too old to tell.
     release: Option<String>,
     /// As the agent says it.
     status: Box<RawValue>,

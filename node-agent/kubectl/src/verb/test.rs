@@ -3,13 +3,13 @@
 //!
 //! | file | knows |
 //! | --- | --- |
-//! | `plan` | who asks whom, and what must come of it. Pure |
-//! | `manifest` | what is made. Pure |
+//! | `plan` | which pods probe which targets, and the expected outcomes. Pure |
+//! | `manifest` | the objects that a test makes. Pure |
 //! | `rights` | what the operator may do |
 //! | `namespace` | the namespace of a run, and those that interrupted runs left |
 //! | `pods` | pods, until they run |
 //! | `probe` | probes, executed in pods |
-//! | `report` | what came of them. Pure |
+//! | `report` | the results of the probes. Pure |
 //! | `reasons` | why a probe failed: `explain`, and `trace` of another attempt |
 //! | `interrupt` | signals |
 
@@ -49,10 +49,10 @@ use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswe
 use crate::survey::{Limits, Unanswered};
 use denizen_text::printable_lines;
 
-/// For what is left when the time is over: to say what came.
+/// Time in addition to the time limit, for reporting the results.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Between two looks at a service that has no address yet.
+/// The pause between two reads of a service that has no address yet.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Args)]
@@ -74,7 +74,7 @@ pub struct TestArgs {
 fn external(text: &str) -> Result<String, String> {
     let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     let is_port = port.is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port > 0));
-    // It is a word of a command: no flag.
+    // It becomes a word of a command, and must not be a flag.
     match is_port && !text.starts_with('-') && !text.contains('/') {
         true => Ok(text.to_owned()),
         false => Err(format!("{text:?} is no HOST:PORT")),
@@ -90,7 +90,7 @@ struct TestNodes {
     notes: Vec<String>,
 }
 
-/// Tests, and deletes what it made, whatever comes.
+/// Tests, and deletes what the test made, however it ends.
 ///
 /// # Errors
 /// Something is not permitted, or the API server does not do what it is asked.
@@ -111,7 +111,7 @@ pub async fn test(
         }
         () = interrupt.next() => return Ok(interrupted()),
     };
-    // Nobody knows what became of a request that is given up: this one is carried out.
+    // Not interrupted: nobody would know whether a request that was given up made the namespace.
     let namespace = TestNamespace::create(api, options.timeout + REMOVAL).await?;
     let run = TestRun { api, args, namespace: &namespace, limits, timeout: options.timeout };
     let result = tokio::select! {
@@ -132,7 +132,8 @@ pub async fn test(
     Ok(printed)
 }
 
-/// Deletes the namespace, unless a second signal ends that too. Whether it is gone, or going.
+/// Deletes the namespace, unless a second signal ends that too. Returns whether the namespace is
+/// gone or being deleted.
 async fn is_removed(
     api: &Api,
     namespace: &TestNamespace,
@@ -203,7 +204,7 @@ impl TestNodes {
         self.images.keys().cloned().collect()
     }
 
-    /// Those pods that run, the others noted.
+    /// The `wanted` pods that run. The nodes of the other pods are noted as unanswered.
     fn running<T>(
         &mut self,
         wanted: Vec<T>,
@@ -247,7 +248,7 @@ impl TestRun<'_> {
         mut participants: TestNodes,
     ) -> anyhow::Result<ClusterReport<ConnectivityReport>> {
         self.make_policy_and_services().await?;
-        // The rest is for asking.
+        // The other half of the time is for the probes.
         let waiting = self.limits.deadline - self.timeout / 2;
         let servers = plan::servers(&participants.nodes());
         let manifests = servers.iter().map(|server| {
@@ -303,7 +304,7 @@ impl TestRun<'_> {
         pods::start(self.api, self.namespace, pods, self.limits.parallel, deadline).await
     }
 
-    /// Longer than the test: its pods end then, if nobody deletes them.
+    /// Longer than the test: pods that nobody deletes end then.
     fn lifetime(&self) -> Duration {
         self.timeout + REMOVAL
     }

@@ -1,10 +1,10 @@
 //! `trace A B`: real packets, followed through the rules of the sender's node and of the receivers'
-//! at once. Each agent's `trace` follows what passes its own node; what is the same packet is told
-//! by its headers, so no clock is compared.
+//! nodes at once. Each agent's `trace` follows what passes its own node. Packets of two nodes are
+//! matched by their headers, so no clock is compared.
 //!
 //! | file | knows |
 //! | --- | --- |
-//! | `followed` | what the nodes' reports come to. Pure |
+//! | `followed` | combines the nodes' reports. Pure |
 
 mod followed;
 
@@ -25,16 +25,17 @@ use crate::session;
 use crate::survey::{Limits, Unanswered};
 use denizen_text::duration;
 
-/// So many endpoints are followed at most: each costs its node a process.
+/// Maximum number of endpoints that are followed: each costs its node a process.
 const ENDPOINTS: usize = 16;
 
-/// Before the sender's node has begun, others may send to the same endpoints.
+/// A receiver's node follows at least this many packets: before the sender's node has begun, other
+/// senders may use the same endpoints.
 const MOST: u16 = 1000;
 
 /// A packet that has left the sender's node arrives within this time.
 const ARRIVAL: Duration = Duration::from_millis(500);
 
-/// For beginning, and for what is printed in the end.
+/// Additional time, for beginning and for printing the answer in the end.
 pub const AROUND: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Args)]
@@ -62,7 +63,7 @@ struct FollowedEnds {
 /// on standard error.
 ///
 /// # Errors
-/// Who the ends are cannot be found out. Nodes that do not answer are in the report.
+/// The ends cannot be found out. Nodes that do not answer are in the report.
 pub async fn trace(
     api: &Api,
     limits: Limits,
@@ -72,7 +73,7 @@ pub async fn trace(
         .await
 }
 
-/// The same; `begins` is called once it is known whom to follow.
+/// As [`trace()`]; `begins` is called once it is known whom to follow.
 pub async fn trace_after(
     api: &Api,
     limits: Limits,
@@ -149,7 +150,7 @@ async fn follow(
         })
         .unzip();
     let sending = async {
-        // Whoever fails does not begin.
+        // A receiver's node that fails does not begin, and is not waited for.
         join_all(begun).await;
         let (begun, _) = oneshot::channel();
         let packets =
@@ -177,7 +178,7 @@ async fn follow_packets(
     let node_agent =
         node_agent.ok_or_else(|| NoAnswer::new(NoAnswer::NO_AGENT, "no such node is known"))?;
     let agent = node_agent.agent.as_ref().map_err(Clone::clone)?;
-    // In one word each: no name is then another flag.
+    // Each flag and its value are one word, so that no name is taken for another flag.
     let words = [
         "trace".to_owned(),
         "--output=json".to_owned(),

@@ -4,13 +4,13 @@
 //! | --- | --- |
 //! | `server` | who may ask, and the page's frame |
 //! | `round` | what agents are asked, and on which nodes packets are watched |
-//! | `round_result` | what came of it besides edges |
+//! | `round_result` | what a round brings besides edges |
 //! | `state` | all that is known, and the page's parts of it. Pure |
-//! | `directory` | whose an address is |
+//! | `directory` | which workload, service or node has an address |
 //! | `observation` | what agents say, as edges. Pure |
 //! | `history` | the last minutes of each edge. Pure |
-//! | `drawing` | what is drawn of it. Pure |
-//! | `layout`, `track`, `curve`, `dimensions` | where it stands. Pure |
+//! | `drawing` | which boxes and edges are drawn. Pure |
+//! | `layout`, `track`, `curve`, `dimensions` | where boxes and edges are drawn. Pure |
 //! | `draw`, `rows` | the picture, and the table beside it. Pure |
 
 #![expect(clippy::disallowed_methods, reason = "minutes pass")]
@@ -63,7 +63,7 @@ const BROWSERS: usize = 64;
 /// The pause after an error of the listener, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// For what is done with the nodes' answers.
+/// Time for processing the nodes' answers.
 const GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Args)]
@@ -142,15 +142,15 @@ fn token() -> anyhow::Result<String> {
 }
 
 impl Ui {
-    /// Begins a round if the last one began a while ago. The first one is waited for, but not the
-    /// packets that it watches.
+    /// Begins a round if the last round began a while ago. Waits for the first round's answers, but
+    /// not for the packets that it watches.
     async fn refresh(self: &Rc<Self>) {
         if let Ok(mut rounds) = self.rounds.clone().try_lock_owned()
             && rounds.0.is_none_or(|last| last.elapsed() >= self.every)
         {
             rounds.0 = Some(Instant::now());
             let ui = self.clone();
-            // It goes on if the browser goes away.
+            // The round goes on if the browser goes away.
             spawn_local(async move { ui.round(&mut rounds.1).await });
         }
         while !self.state.borrow().is_known() {
@@ -160,7 +160,7 @@ impl Ui {
 
     async fn round(&self, before: &mut RoundMemory) {
         let limits = Limits::new(self.options.parallel, self.options.timeout);
-        // What the kernels noted is older than this program.
+        // What the kernels noted may be older than this program, so minutes do not begin at 0.
         let minute = || MINUTES as u64 + self.started.elapsed().as_secs() / 60;
         if let Err(error) =
             self.bounded(round(&self.api, limits, &self.state, before, minute)).await

@@ -52,7 +52,7 @@ pub(super) fn peers(
     }
 }
 
-/// `10.1.2.3/8` is `10.0.0.0/8`.
+/// The peers of `networks`. Host bits are cleared: `10.1.2.3/8` is `10.0.0.0/8`.
 fn networks(path: &str, written: &Value, notes: &mut Notes<'_>) -> Option<Vec<TierPeer>> {
     let Some(ranges) = list(Some(written)).filter(|ranges| !ranges.is_empty()) else {
         notes.warn(path, shown(written), NOT_A_RULE);

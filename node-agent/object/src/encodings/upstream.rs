@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::{ObjectKind, RawObject, decoded};
 
-/// What upstream's message says is what the same object in JSON says.
+/// Upstream's message and the same object in JSON decode to the same event.
 fn agree(kind: ObjectKind, upstream: &impl Message, object: &Value) {
     let (message, json) = (upstream.encode_to_vec(), object.to_string());
     let from_message = decoded(&RawObject::protobuf(kind, &message));
@@ -28,7 +28,7 @@ fn agree(kind: ObjectKind, upstream: &impl Message, object: &Value) {
     assert!(matches!(from_message.0, Ok(Some(_))), "{from_message:?}");
 }
 
-/// The tests' own server writes only fields that upstream knows, with their types: prost drops what
+/// [`protobuf::object`] writes only fields that upstream knows, with their types: prost drops what
 /// it does not know, and fails on a wrong type.
 fn writes_as_upstream<M: Message + Default>(kind: ObjectKind, object: &Value) {
     let written = protobuf::object(&kind.to_string(), object);
@@ -97,7 +97,7 @@ fn metadata(name: &str) -> meta::ObjectMeta {
     }
 }
 
-/// The same in JSON.
+/// As [`metadata`], in JSON.
 fn metadata_json(name: &str) -> Value {
     json!({
         "name": name, "generateName": "generated-", "namespace": "shop", "uid": "uid-1",
@@ -200,7 +200,7 @@ fn services() {
     });
     agree(ObjectKind::Service, &service, &object);
     writes_as_upstream::<core::Service>(ObjectKind::Service, &object);
-    // The field for one address.
+    // Only `clusterIP`, the older field for one address.
     let spec = core::ServiceSpec { cluster_ips: Vec::new(), ..service_spec() };
     let mut object = object;
     object["spec"]["clusterIPs"] = json!([]);
@@ -354,7 +354,8 @@ fn pods() {
     }
 }
 
-/// The fields for one address, which servers before 1.16 and 1.28 write alone.
+/// The fields for one address alone: servers before 1.16 write no `podIPs`, before 1.28 no
+/// `hostIPs`.
 #[test]
 fn pods_of_older_servers() {
     let pod = core::Pod {
@@ -430,7 +431,7 @@ fn nodes() {
         });
         agree(ObjectKind::Node, &node, &object);
         writes_as_upstream::<core::Node>(ObjectKind::Node, &object);
-        // The field for one range, and a Node that leaves.
+        // Only `podCIDR`, the older field for one range; and a Node that is being deleted.
         let (mut node, mut object) = (node, object);
         let spec = node.spec.as_mut().unwrap();
         (spec.pod_cid_rs, spec.taints) = (Vec::new(), Vec::new());

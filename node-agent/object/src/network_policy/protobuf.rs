@@ -1,8 +1,8 @@
 //! A policy's `spec` in protobuf, as the JSON tree that the API server would write of it.
 //!
-//! One decoder then says of both what is understood. Nothing is skipped here, unlike in other
-//! objects: a field that this version does not know is in the tree by its number, so that it is
-//! seen there. What cannot be read becomes a value that no field may have.
+//! So one decoder decides for both encodings what is understood. Unlike in other objects, nothing
+//! is skipped here: a field that this version does not know is in the tree by its number, where the
+//! decoder sees it. What cannot be read becomes a value that no field may have.
 
 use serde_json::{Map, Value};
 
@@ -11,7 +11,7 @@ use crate::protobuf::{Field, FieldValue, Fields, MapEntry};
 /// The fields of a message: number, name in JSON, and content.
 type Message = [(u32, &'static str, Content)];
 
-/// What a field has in it.
+/// The content of a field.
 #[derive(Clone, Copy)]
 enum Content {
     Text,
@@ -46,7 +46,7 @@ const PEER: &Message = &[
 ];
 const BLOCK: &Message = &[(1, "cidr", Text), (2, "except", Texts)];
 
-/// The tree of a field that has a `spec`.
+/// The tree of the field that has the `spec`.
 pub(super) fn spec(field: &Field<'_>) -> Value {
     single(field, One(SPEC))
 }
@@ -85,7 +85,8 @@ fn message(bytes: &[u8], known: &Message) -> Value {
                     }
                 }
             }
-            // protobuf would merge two of them: nobody writes two.
+            // A second value, which protobuf would merge with the first: nobody writes one, so it
+            // counts as unknown.
             (Text | Number | IntOrString | One(_), Some(_)) => {
                 tree.insert(unknown(field.number), raw(&field));
             }
@@ -95,7 +96,8 @@ fn message(bytes: &[u8], known: &Message) -> Value {
     tree.into()
 }
 
-/// A value that is no list and no map. One of another type stays what it is: it is not understood.
+/// A value that is no list and no map. A value of a wrong type becomes an object with an unknown
+/// field, so that it is not understood.
 fn single(field: &Field<'_>, content: Content) -> Value {
     match (content, field.value) {
         (Text, FieldValue::Bytes(text)) => String::from_utf8_lossy(text).into(),
@@ -109,7 +111,7 @@ fn single(field: &Field<'_>, content: Content) -> Value {
     }
 }
 
-/// Both of its values are always written, and its type says which counts.
+/// An `IntOrString`. Both of its values are always written, and `type` says which of them counts.
 fn int_or_string(bytes: &[u8]) -> Value {
     const FIELDS: &Message = &[(1, "type", Number), (2, "number", Number), (3, "text", Text)];
     let tree = message(bytes, FIELDS);
@@ -123,7 +125,7 @@ fn int_or_string(bytes: &[u8]) -> Value {
     }
 }
 
-/// An entry of a map of texts. The value of one that cannot be read is no text.
+/// An entry of a map of texts. If it cannot be read, its value is not a text.
 fn entry(field: &Field<'_>) -> (String, Value) {
     let has_others = |bytes| {
         Fields::of(bytes).any(|field| field.is_ok_and(|field| !matches!(field.number, 1 | 2)))
@@ -137,7 +139,7 @@ fn entry(field: &Field<'_>) -> (String, Value) {
     }
 }
 
-/// What an unknown field is called.
+/// The name of an unknown field in the tree.
 fn unknown(number: u32) -> String {
     format!("#{number}")
 }

@@ -34,7 +34,7 @@ pub(crate) fn selector(
     problem: &'static str,
 ) -> DecodedSelector {
     let known = fields(notes, path, written, ["matchLabels", "matchExpressions"], problem);
-    // Of a selector with further fields, these count nevertheless.
+    // If the selector has further fields, these two count nevertheless.
     let field = |name| written.get(name).filter(|value: &&Value| !value.is_null());
     let mut whole = known.is_some();
     let mut requirements = Vec::new();

@@ -152,7 +152,7 @@ fn source_ranges(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> SourceRanges 
     source_ranges
 }
 
-/// Those that packets arrive with, and those of `ipMode: Proxy`.
+/// The load balancer's addresses: those that packets arrive with, and those of `ipMode: Proxy`.
 fn load_balancer_ips(
     status: Option<&ServiceStatus<'_>>,
     notes: &mut Notes<'_>,

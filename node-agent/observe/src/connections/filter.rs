@@ -43,13 +43,12 @@ impl ConnectionFilter {
         }
     }
 
-    /// The families and protocols of the table in which such connections may be; `None` for all.
+    /// The families and protocols that selected connections may have; `None` for all.
     pub fn parts(&self, names: &Names) -> Option<BTreeSet<(Family, Protocol)>> {
         let service = self.service.as_deref()?;
         Some(names.parts_of(|name| is_of(name, service)))
     }
 
-    /// Whether a connection is asked for.
     pub fn selects(&self, connection: &NamedConnection) -> bool {
         let NamedConnection { client, destination, endpoint, .. } = connection;
         let is_pod = |pod: &str, place: &NamedAddress| {
@@ -64,7 +63,7 @@ impl ConnectionFilter {
     }
 }
 
-/// Whether a service port belongs to the service, or is the port, that is asked for.
+/// Whether `wanted` names this service port, or its service.
 fn is_of(service_port: &str, wanted: &str) -> bool {
     let rest = service_port.strip_prefix(wanted);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))

@@ -56,8 +56,8 @@ pub struct Tracked {
     /// For TCP and SCTP, the kernel's name of the state in lower case. For UDP: `unanswered`,
     /// `answered`, or `assured` (answered, and the client sent more).
     pub state: Option<&'static str>,
-    /// When it began, since 1970. The kernel knows it if `net.netfilter.nf_conntrack_timestamp` was
-    /// on by then.
+    /// When it began, since 1970. The kernel knows the time if
+    /// `net.netfilter.nf_conntrack_timestamp` was already on.
     pub began: Option<Duration>,
     /// When it ended, since 1970.
     pub ended: Option<Duration>,

@@ -52,7 +52,7 @@ pub struct DropCount {
 const LEGACY: &str = "what the rules of services refuse: they are in ip_tables \
                       (--iptables-variant legacy), and `iptables -nvL` has their counters";
 
-/// Rules whose counters are added up. Ordered as they are shown.
+/// What rules have in common whose counters are added up. Ordered as the counts are shown.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct DropKey {
     table: String,

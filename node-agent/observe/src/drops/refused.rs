@@ -31,19 +31,19 @@ pub struct RefusedFlows {
     pub not_noted: Vec<String>,
 }
 
-/// Packets that differ in their source port alone.
+/// A flow: packets that differ only in their source port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NamedFlow {
     pub verdict: DropVerdict,
     pub reason: String,
-    /// The policy that drops it by the current plan, if one does.
+    /// The policy that drops the flow by the current plan, if one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// `<family> <table>` of the rule.
     pub table: String,
     /// `tcp`, `udp`, `sctp`, or its number.
     pub protocol: String,
-    /// Its port is not known: 0.
+    /// The port is 0: it is not noted.
     pub source: NamedAddress,
     pub destination: NamedAddress,
     /// The service port that the destination is a frontend of.

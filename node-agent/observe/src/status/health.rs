@@ -13,7 +13,7 @@ use denizen_model::Family;
 pub const LATE: Duration = Duration::from_secs(60);
 
 /// The state that the loop publishes for the health servers, which run in other threads and answer
-/// even if it hangs.
+/// even if the loop hangs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoopState {
     /// When the loop last ran.
@@ -64,7 +64,7 @@ impl LoopState {
         !since_long(self.alive) && !self.waiting.is_some_and(since_long)
     }
 
-    /// Whether it is live, has programmed the first full set of rules, and keeps programming.
+    /// Whether the loop is live, has programmed the first full set of rules, and keeps programming.
     pub fn is_ready(&self, now: Instant) -> bool {
         self.synced && !self.contended && !self.unserved && self.is_live(now)
     }

@@ -45,7 +45,7 @@ pub struct PodRow {
     pub interface: String,
     /// The bridge port, for a bridged pod.
     pub port: Option<String>,
-    /// Whose proxy its TCP is redirected to: the profile.
+    /// If its TCP is redirected to a proxy: the proxy's profile.
     #[serde(default)]
     pub redirect: Option<String>,
     /// Its isolation for ingress and for egress; empty if the pod firewall is off.
@@ -56,9 +56,9 @@ pub struct PodRow {
 pub struct SideRow {
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Whether policies restrict it.
+    /// Whether policies restrict this direction.
     pub state: SideState,
-    /// The policies that isolate it.
+    /// The policies that isolate the pod in this direction.
     pub policies: Vec<String>,
 }
 

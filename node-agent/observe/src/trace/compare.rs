@@ -27,19 +27,19 @@ pub enum PacketFate {
     Lost,
 }
 
-/// What became of a packet, and by whom.
+/// What became of a packet, and which rule or policy caused it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PacketOutcome {
     pub fate: PacketFate,
-    /// Index of the message that decided, of those that ended it.
+    /// Index of the message whose rule or policy refused, dropped or took the packet, if one did.
     pub by: Option<usize>,
     /// Whether that message is from a rule of the agent.
     pub is_agents: bool,
-    /// Whether it came in with an address of this node as its source.
+    /// Whether the packet came in with an address of this node as its source.
     pub is_from_node: bool,
-    /// As it came in.
+    /// The addresses as the packet came in.
     pub first: PacketAddresses,
-    /// As it was seen last.
+    /// The addresses when the packet was last seen.
     pub last: PacketAddresses,
 }
 
@@ -64,14 +64,14 @@ impl From<&TracedPacket> for PacketAddresses {
 #[serde(rename_all = "camelCase")]
 pub enum TraceComparison {
     AsPredicted,
-    /// Not the same: what, and where.
+    /// The differences: what, and where.
     Differs(Vec<String>),
-    /// They cannot be compared: why.
+    /// The two cannot be compared, for this reason.
     NotComparable(String),
 }
 
 impl PacketOutcome {
-    /// Of a journey; `None` if the kernel showed no headers.
+    /// The outcome of a journey; `None` if the kernel showed no headers.
     pub fn of(journey: &Journey, rules: &TracedRules, is_from_node: bool) -> Option<Self> {
         let ends = journey.messages.iter().enumerate().rev();
         let end = ends.filter_map(|(at, message)| Some((at, fate(message, rules)?))).next();
@@ -117,7 +117,8 @@ fn fate(message: &TraceMessage, rules: &TracedRules) -> Option<PacketFate> {
     }
 }
 
-/// Compares. `by` says who ended the packet, or where it was last seen.
+/// Compares the explanation with the outcome. `is_known`: the packet's connection existed before.
+/// `by` says which rule ended the packet, or where it was last seen.
 pub(super) fn compare(
     explanation: &Explanation,
     outcome: &PacketOutcome,

@@ -25,10 +25,10 @@ const SILENCE: Duration = Duration::from_millis(150);
 pub enum TraceError {
     #[error(transparent)]
     Packet(#[from] PacketError),
-    /// It would be about more than one client and one destination.
+    /// The source or the destination stands for many addresses.
     #[error("trace follows the packets of one address to one address, and {0} stands for many")]
     Broad(std::net::IpAddr),
-    /// It is about a ping.
+    /// The packet is a ping, which has no port.
     #[error("trace follows the packets of connections to a port; about pings, ask `explain`")]
     Ping,
     /// The rules are not in nf_tables.
@@ -56,7 +56,8 @@ pub struct PacketFollower {
     journeys: Journeys,
     count: usize,
     reported: usize,
-    /// Messages were lost, and not all that remain of these packets have been read.
+    /// Messages were lost, and the remaining messages about the packets of that time are still to
+    /// be read.
     is_torn: bool,
     has_lost: bool,
 }
@@ -78,10 +79,10 @@ impl PacketFollower {
         if is_iptables && !rules.has_chain(&mut kernel, "KUBE-SERVICES") {
             return Err(TraceError::Legacy);
         }
-        // The tracer comes first, so that no message is lost about what the table marks at once.
+        // The tracer comes first, so that no message about the first marked packets is lost.
         let tracer = Tracer::open()?;
-        // The socket's number makes the name unique in this network namespace. The driver's names
-        // live as long as the process, as this one does.
+        // The socket's portid makes the name unique in this network namespace. The driver wants
+        // names that live as long as the process, so this name is leaked.
         let name = Box::leak(format!("{}{}", table::TABLE_PREFIX, kernel.portid()).into());
         let tables = table::tables(name, &packet, (protocol, port), &prediction, count);
         add_tables(&mut kernel, &tables)?;
@@ -119,7 +120,7 @@ impl PacketFollower {
             self.receive(SILENCE.min(left))?;
             let now = Instant::now();
             let is_over = left.is_zero() || !is_wanted();
-            // What is late may be incomplete.
+            // At the end, packets are not waited for any more: the last ones may be incomplete.
             let then = if is_over { Some(now) } else { now.checked_sub(SILENCE) };
             let then = then.filter(|_| !self.is_torn);
             let ended = then.map(|then| self.journeys.silent_since(then)).unwrap_or_default();
@@ -133,8 +134,8 @@ impl PacketFollower {
         Ok(())
     }
 
-    /// Waits no longer than this for messages, and takes them in. Packets that were on their way
-    /// when messages were lost are incomplete.
+    /// Waits for messages, for at most `wait`, and takes them in. Packets that were on their way
+    /// when messages were lost are forgotten, because they are incomplete.
     fn receive(&mut self, wait: Duration) -> Result<(), TraceError> {
         // Zero would wait for ever.
         const SHORTEST: Duration = Duration::from_millis(1);

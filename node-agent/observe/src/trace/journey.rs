@@ -17,11 +17,11 @@ use super::table::{ARRIVING, KNOWN, SENDING, TABLE_PREFIX};
 pub(super) struct Journey {
     /// The messages. The first one has the packet as it came in.
     pub messages: Vec<TraceMessage>,
-    /// The kernel's present number of the packet.
+    /// The kernel's current number of the packet.
     id: u32,
     /// Header fields that identify the packet: those that are not translated on its way in.
     mark: JourneyMark,
-    /// Whether IP rules have seen it begin.
+    /// Whether the marking rule of the IP table has matched the packet already.
     has_begun_in_ip: bool,
     /// When its last message came.
     last_message_at: Instant,
@@ -38,13 +38,13 @@ fn mark(packet: &TracedPacket) -> JourneyMark {
 /// The packets on their way.
 #[derive(Debug)]
 pub(super) struct Journeys {
-    /// The table whose rule marks them: other programs may trace the same packets.
+    /// The table whose rule marks the packets: other programs may trace the same packets.
     table: &'static str,
     open: Vec<Journey>,
 }
 
 impl Journeys {
-    /// None yet, of those that this table's rules will mark.
+    /// No packets yet. `table` is the table whose rules will mark them.
     pub fn new(table: &'static str) -> Self {
         Self { table, open: Vec::new() }
     }
@@ -55,7 +55,8 @@ impl Journeys {
         let (id, found) = (message.id, message.packet.as_ref().map(mark));
         let is_ip = message.family != Some(TableFamily::Bridge);
         let continued = match (begins, is_ip) {
-            // Only a bridge's table sees a packet earlier.
+            // A packet begins in the bridge's table, if there is one: before it there is nothing to
+            // continue.
             (true, false) => None,
             (true, true) => self
                 .open
@@ -111,7 +112,7 @@ impl Journey {
         self.messages.iter().rev().find_map(|message| message.packet.as_ref())
     }
 
-    /// Whether its connection existed already.
+    /// Whether the packet's connection existed already.
     pub fn is_known(&self) -> bool {
         self.messages.iter().any(|message| {
             let is_rule = matches!(message.event, TraceEvent::Rule { .. });
@@ -120,7 +121,7 @@ impl Journey {
     }
 }
 
-/// Whether it is from the table of a trace, which decides nothing.
+/// Whether a message is from the table of a trace, which decides nothing.
 pub(super) fn is_of_trace(message: &TraceMessage) -> bool {
     message.table.starts_with(TABLE_PREFIX)
 }

@@ -18,12 +18,12 @@ pub struct Prediction {
     pub to: String,
     /// Whether the source is an address of this node.
     pub is_from_node: bool,
-    /// Whether they come through a port of a bridge, according to the recorded pods.
+    /// Whether the packets come through a port of a bridge, according to the recorded pods.
     pub is_bridged: bool,
     /// If the named interface is a bridge's port, the interface that the IP stack sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
-    /// What should happen to them.
+    /// What should happen to the packets.
     pub explanation: Explanation,
     pub names: BTreeMap<IpAddr, String>,
     /// The backend whose rules serve services.
@@ -31,7 +31,7 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// About a packet, from the plan. Pure.
+    /// The prediction for a packet, from the plan. Pure.
     pub fn of(
         plan: &Plan,
         packet: &FirstPacket,

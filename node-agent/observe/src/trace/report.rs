@@ -66,12 +66,12 @@ pub struct PacketIdentity {
     pub sequence: u32,
 }
 
-/// An address and port, and whose they are.
+/// An address and port, and the name of their owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NamedAddress {
     /// `ADDR:PORT`.
     pub address: SocketAddr,
-    /// A pod of this node, or this node.
+    /// A pod, or `this node`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -102,13 +102,13 @@ pub struct RuleReport {
     /// The rule's number in the kernel; missing for a policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handle: Option<u64>,
-    /// What it matches and does, as far as it is understood; missing if it is gone.
+    /// What the rule matches and does, as far as it is understood; missing if the rule is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Its comment. Of a rule of the agent: the reason for it.
+    /// The rule's comment; for a rule of the agent, the reason for the rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the agent programs it.
+    /// Whether the agent programs the rule's chain.
     pub is_agents: bool,
     /// What it decided.
     pub verdict: String,
@@ -223,7 +223,8 @@ impl ReportNames<'_> {
     }
 }
 
-/// Whether it is reported: not the trace's own rules, nor ends of chains that decided nothing.
+/// Whether a message is reported: not those of the trace's own rules, nor ends of chains that
+/// decided nothing.
 fn is_reported(message: &TraceMessage) -> bool {
     let decides = match &message.event {
         TraceEvent::Rule { .. } => true,

@@ -13,9 +13,9 @@ use denizen_backend::{host_ports, nftables};
 pub struct TracedRule {
     /// What it matches and does.
     pub text: String,
-    /// Its comment: of a rule of ours, the reason for it.
+    /// The rule's comment; for a rule of the agent, the reason for the rule.
     pub comment: Option<String>,
-    /// It drops a packet with an answer.
+    /// Whether the rule answers the packets that it drops.
     pub refuses: bool,
 }
 
@@ -42,7 +42,7 @@ pub fn is_agents(table: &str, chain: &str) -> bool {
         || chain.starts_with(KUBE)
 }
 
-/// What a comment says to a person. The id of a rule of the agent is for the agent.
+/// A rule's comment for a person: without the rule id, which the agent puts before its comments.
 pub fn comment_words(comment: &str) -> String {
     match (RuleId::read(comment), comment.split_once(' ')) {
         (Some(_), Some((_, why))) => why.to_owned(),

@@ -10,7 +10,7 @@ use super::Prediction;
 use denizen_model::{Family, Protocol, family_of};
 use denizen_plan::explain::FirstPacket;
 
-/// What the tables' name begins with; each trace has its own.
+/// How the tables' name begins; each trace has a name of its own.
 pub const TABLE_PREFIX: &str = "denizen-trace-";
 
 // The chains, named for what their messages mean.
@@ -24,7 +24,7 @@ pub(super) const LEAVING: &str = "leaving";
 const FIRST: i32 = -350;
 /// Behind connection tracking (-200), before destinations are translated (-100).
 const TRACKED: i32 = -150;
-/// Behind the translation of sources (100), and whatever others do.
+/// Behind the translation of sources (100), and the chains of other programs.
 const LAST: i32 = 1000;
 
 /// Maximum number of packets that are marked in an hour, whatever the traffic: the kernel writes
@@ -92,8 +92,8 @@ impl MarkingTable<'_> {
         ]
     }
 
-    /// Marks the first packets of connections between the two, and all packets of protocols that do
-    /// not show which is the first.
+    /// Marks the first packets of connections between source and destination, and all packets of
+    /// protocols whose headers do not show which packet is the first.
     fn follow(&self, mut statements: Vec<Statement>) -> Rule {
         let FirstPacket { source, destination, .. } = *self.packet;
         let (protocol, port) = self.end;
@@ -134,8 +134,8 @@ fn begins(protocol: Protocol) -> Option<Statement> {
     }
 }
 
-/// Its message says that the packet is not the first of its connection. ESTABLISHED and RELATED
-/// (`NF_CT_STATE_BIT`).
+/// The kernel's message about this rule says that the packet is not the first of its connection.
+/// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
 fn known() -> Rule {
     let field = Field::ConnectionState;
     let asks = Statement::Bits { field, mask: 0b110, equal: false, value: 0 };

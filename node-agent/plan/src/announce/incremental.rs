@@ -1,7 +1,7 @@
 //! Announcements, decided incrementally: a change decides again only the services that it concerns.
 //!
-//! The result is that of a fresh start. All claims on a prefix are remembered, so that the next one
-//! takes effect when one ends.
+//! The result is that of a fresh start. All claims on a prefix are remembered: when one ends, the
+//! next claim takes effect.
 
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
@@ -99,7 +99,7 @@ impl AnnouncePlan {
     }
 
     /// Decides again about the services that [`concerned`] has named since the last call, or about
-    /// everything if they are unknown or if more differs.
+    /// everything if `concerned` is `None` or a global input differs.
     pub fn update(
         &mut self,
         by: &AnnounceInputs<'_>,
@@ -128,7 +128,7 @@ impl AnnouncePlan {
         self.decide(&touched, by.settings.most)
     }
 
-    /// Replaces all claims of a claimant. Adds the prefixes of the old and of the new ones.
+    /// Replaces all claims of a claimant. Adds the prefixes of its old and new claims to `touched`.
     fn replace(
         &mut self,
         claimant: PrefixClaimant,
@@ -223,7 +223,8 @@ impl AnnouncePlan {
         wanted.min_by_key(|announcement| (Reverse(announcement.class), &announcement.reason))
     }
 
-    /// Sorted by reason: the first one is reported.
+    /// Why the prefix is withheld, for each claim that does not permit it. The least is reported:
+    /// [`Withheld`] sorts by reason.
     fn withheld_claims(&self, prefix: &IpNetwork) -> impl Iterator<Item = &Withheld> {
         self.about(prefix).filter_map(|(_, claim)| claim.verdict.as_ref().err())
     }

@@ -15,8 +15,8 @@ use denizen_model::{LocalPod, Nodes};
 
 /// The pod addresses that are announced one by one, if the kernel delivers them.
 ///
-/// Ranges are never inferred from the addresses of pods: these do not show who owns their
-/// neighbours.
+/// Ranges are never inferred from the addresses of pods: these do not show who owns the
+/// neighbouring addresses.
 pub fn single_pods<'a>(
     settings: &AnnounceSettings,
     nodes: &Nodes,

@@ -11,7 +11,7 @@ use super::super::pod_ranges::{SHORTEST_V4, SHORTEST_V6};
 /// Why a prefix is not announced. Of several reasons, the first in this order is reported.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WithheldReason {
-    /// Never, whatever the configuration: packets of another owner would be routed here.
+    /// Forbidden by every configuration: packets to another owner would be routed here.
     Forbidden(ForbiddenReason),
     /// No configured range contains it. Without ranges, whoever may write a Service could claim any
     /// address.
@@ -52,24 +52,24 @@ pub enum NodeExclusion {
     Deleted,
 }
 
-/// Why a prefix is never announced: who owns its addresses, for example.
+/// Why a prefix is never announced.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ForbiddenReason {
-    /// Nobody: special-purpose addresses are never routed.
+    /// Special-purpose addresses are never routed.
     Special,
-    /// A range with more addresses than one node's pods can have.
+    /// The range has more addresses than one node's pods can have.
     TooLarge,
-    /// A node.
+    /// The prefix contains an address of a node.
     NodeAddress {
         address: IpAddr,
         node: Arc<str>,
     },
     ApiServer(IpAddr),
-    /// A gateway of this node's routes.
+    /// The prefix contains a gateway of this node's routes.
     Gateway(IpAddr),
-    /// A BGP peer of this node.
+    /// The prefix contains a BGP peer of this node.
     Peer(IpAddr),
-    /// The pods of this node, or of another one.
+    /// The prefix overlaps a podCIDR of this node, or of another one.
     PodRange {
         /// The podCIDR.
         range: IpNetwork,

@@ -25,7 +25,8 @@ pub(super) struct ServiceAnnouncer<'a> {
     forbidden_prefixes: &'a ForbiddenPrefixes<'a>,
     /// The ranges of cluster IPs.
     cluster: Vec<IpNetwork>,
-    /// The permitted ranges that are for services alone: podCIDRs in them do not count.
+    /// The permitted ranges that only services use. A podCIDR that overlaps them does not forbid an
+    /// address.
     for_services: Vec<IpNetwork>,
     contested: Vec<(IpNetwork, &'a Arc<str>)>,
     here: NodeLocation<'a>,
@@ -39,7 +40,7 @@ impl<'a> ServiceAnnouncer<'a> {
         let cluster: Vec<IpNetwork> = by.world.service_ranges().collect();
         let permitted = [&cluster[..], &by.settings.ranges].concat();
         // A range that this node's own pods share, or one wider than any node's pods need, is not
-        // for services alone: a Service must not take pods' addresses.
+        // used by services alone: a Service must not take pods' addresses.
         let (for_services, shared): (Vec<_>, Vec<_>) = permitted
             .into_iter()
             .partition(|range| !is_too_large(*range) && !forbidden_prefixes.has_own_pods(*range));
@@ -90,8 +91,8 @@ impl<'a> ServiceAnnouncer<'a> {
         match policy {
             _ if ready == 0 => return Err(WithheldReason::NoEndpoint),
             TrafficPolicy::Local if local == 0 => return Err(WithheldReason::NoReadyLocalEndpoint),
-            // The last node that serves it must not withdraw it. Under Local it ends with this
-            // node's pods.
+            // Only under Cluster: other nodes serve the address too. Under Local, this node may be
+            // the last that serves it, and announces it until its own pods have ended.
             TrafficPolicy::Cluster if self.by.drain == Drain::Over => {
                 return Err(WithheldReason::Draining);
             }
@@ -146,7 +147,7 @@ impl<'a> ServiceAnnouncer<'a> {
         }
     }
 
-    /// Why load balancers are not to use this node.
+    /// Why load balancers must not use this node.
     fn excluded(&self) -> Option<NodeExclusion> {
         let node = self.by.world.node();
         if self.by.is_gone {
@@ -171,8 +172,8 @@ impl<'a> ServiceAnnouncer<'a> {
         })
     }
 
-    /// Those of them at which this node drops packets from outside, because only other nodes have
-    /// endpoints.
+    /// The service's frontends at this address at which this node drops packets from outside,
+    /// because only other nodes have endpoints.
     fn dropped(&self, service: &Service, address: IpAddr) -> Vec<FrontendKey> {
         let drops = |frontend: &&Frontend| {
             *frontend.outside.as_ref().unwrap_or(&frontend.inside) == Outcome::Drop

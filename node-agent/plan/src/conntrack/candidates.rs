@@ -43,12 +43,10 @@ pub struct StaleCandidates {
 }
 
 impl StaleCandidates {
-    /// Adds a frontend.
     pub fn add_frontend(&mut self, key: FrontendKey) {
         self.keys.insert(key);
     }
 
-    /// Whether there are no candidates.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
             && self.pods.is_empty()
@@ -100,7 +98,7 @@ impl StaleCandidates {
         named.chain(whole).collect()
     }
 
-    /// Whether nothing but unanswered SYNs of TCP is searched for.
+    /// Whether the search is for unanswered TCP SYNs only.
     pub fn are_syns(&self) -> bool {
         let parts = self.parts();
         !parts.is_empty() && parts.iter().all(|part| part.unanswered_syns)
@@ -118,8 +116,8 @@ impl StaleCandidates {
         self.late.retain(is_served);
     }
 
-    /// Whether an entry matches any candidate. A forbidden one always does: the selection of what
-    /// is read of the kernel's table decides about it.
+    /// Whether an entry matches any candidate. An entry with the firewall's mark (a forbidden
+    /// connection) always does: whether it is examined depends only on what is read.
     pub fn concern(&self, entry: &TrackedFlow) -> bool {
         entry.is_marked
             || can_move(entry) && self.concern_service_of(entry)
@@ -141,21 +139,22 @@ impl StaleCandidates {
         self.all_relaxed || ends.iter().any(|end| self.relaxed.contains(&end.ip()))
     }
 
-    /// Nothing was forbidden, so nothing can be permitted again.
+    /// Removes the search for connections to permit again. For callers that know that none is
+    /// forbidden.
     pub fn forget_relaxed(&mut self) {
         self.relaxed.clear();
         self.all_relaxed = false;
     }
 
-    /// Takes out the search for connections that an earlier run forbade: it does not result from a
-    /// change.
+    /// Takes out the search for connections that an earlier run forbade: no change causes this
+    /// search.
     pub fn take_marked_before(&mut self) -> Option<Self> {
         let due = std::mem::take(&mut self.marked_before);
         due.then(|| Self { marked_before: true, ..Self::default() })
     }
 
-    /// Where the changed host ports led that may match an entry's destination. `serves_any`: whether
-    /// those that name no address are served at it.
+    /// The former endpoints of those changed host ports that may match an entry's destination.
+    /// `serves_any`: whether host ports that name no address are served at this address.
     pub(super) fn former_endpoints(
         &self,
         entry: &TrackedFlow,
@@ -172,15 +171,15 @@ impl StaleCandidates {
         keys.filter_map(move |key| self.host_ports.get(&key))
     }
 
-    /// Whether there are flows to search for of pods that had a host port, of protocols whose
-    /// senders never start again.
+    /// Whether to search for flows to former endpoints of host ports, of protocols whose senders do
+    /// not start a new flow (all but TCP).
     pub fn has_former_host_ports(&self) -> bool {
         let mut former = self.host_ports.iter().filter(|(_, former)| !former.is_empty());
         former.any(|(key, _)| key.protocol != Protocol::Tcp)
     }
 
-    /// Whether there are connections to search for that must be gone before their address is
-    /// another pod's.
+    /// Whether to search for connections of departed pods. They must be gone before another pod
+    /// gets the address.
     pub fn has_departed(&self) -> bool {
         !self.departed.is_empty()
     }
@@ -221,7 +220,7 @@ impl StaleCandidates {
         self.is_restricted(entry) || self.is_departed(entry)
     }
 
-    /// Whether one end of a flow is one whose connections a policy may forbid now.
+    /// Whether a policy may now forbid connections of one of a flow's ends.
     fn is_restricted(&self, entry: &TrackedFlow) -> bool {
         let ends = [entry.source, entry.reply_source];
         ends.iter().any(|end| self.restricted.contains(&end.ip()))
@@ -243,8 +242,8 @@ impl StaleCandidates {
     }
 }
 
-/// The two frontends that may match an entry's destination; `None` for port 0, and for what has no
-/// ports.
+/// The two frontends that may match an entry's destination; `None` for port 0, and for protocols
+/// without ports.
 pub(super) fn keys_of(entry: &TrackedFlow) -> Option<[FrontendKey; 2]> {
     let (protocol, port) = (entry.protocol()?, entry.destination.port().try_into().ok()?);
     let at = |address| FrontendKey { address, protocol, port };
@@ -273,8 +272,8 @@ fn served_by(services: &ServicePlan) -> BTreeSet<(Family, Protocol)> {
     keys.map(|key| (key.family(), key.protocol)).collect()
 }
 
-/// Finds candidates by comparing changes of the plan with the state before, of which it keeps what
-/// is needed.
+/// Finds candidates by comparing changes of the plan with the state before, of which it keeps the
+/// necessary parts.
 #[derive(Debug, Default)]
 pub struct CandidateTracker {
     candidates: StaleCandidates,
@@ -290,7 +289,7 @@ pub struct CandidateTracker {
 
 impl CandidateTracker {
     /// Notes what a change of the plan may have made stale. When a draining endpoint ends, its
-    /// service changes but no frontend does.
+    /// service changes but no frontend does, so all frontends of changed services are candidates.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
             self.pods_are(pods);

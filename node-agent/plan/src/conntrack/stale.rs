@@ -86,8 +86,8 @@ impl<'a> StaleFilter<'a> {
                 || self.misses_its_host_port(entry))
     }
 
-    /// Whether the connection is of a pod that is gone. One of the pod that has the address now is
-    /// not, as soon as that pod runs.
+    /// Whether the connection belongs to a departed pod. As soon as a new pod with the address
+    /// runs, its connections do not count as the departed pod's.
     fn is_of_departed_pod(&self, entry: &TrackedFlow) -> bool {
         let mut departed = self.candidates.departed_ends(entry);
         departed.any(|ip| !self.pods.contains(&ip) || self.awaited.contains(&ip))
@@ -117,8 +117,8 @@ impl<'a> StaleFilter<'a> {
             && frontend.is_some_and(|frontend| frontend.masquerade == Masquerade::UnlessLocalPod)
     }
 
-    /// Whether the entry belongs to a pod that is gone. If another pod has the address by now, it
-    /// is that pod's.
+    /// Whether the entry belongs to a pod that is gone. If another pod has the address by now, the
+    /// entry is that pod's.
     fn is_of_gone_pod(&self, entry: &TrackedFlow) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();

@@ -16,7 +16,8 @@ pub struct Announced {
     pub address: IpAddr,
     /// Whether it is in the kernel's table of announcements, from which routing daemons learn it.
     pub announced: bool,
-    /// The prefix that contains it; `None` if none of this node's does.
+    /// The prefix that contains it; `None` if no prefix contains it that this node announces or
+    /// withholds.
     pub prefix: Option<IpNetwork>,
     /// Its class: see [`AnnouncementClass`](crate::AnnouncementClass).
     pub class: Option<String>,

@@ -4,8 +4,9 @@ use super::FirstPacket;
 use crate::{Arrival, BridgePort};
 use denizen_model::LocalPod;
 
-/// Where the packet came in. If the question names no interface, it is the recorded one of the pod
-/// with this source; if it names a bridge, the port is the one of that pod.
+/// The packet's input interface and bridge port. If the question names no interface, both are as
+/// recorded for the pod with this source; if it names that pod's bridge, the port is the recorded
+/// one.
 pub(super) fn arrival<'a>(pods: &'a [LocalPod], packet: &'a FirstPacket) -> Option<Arrival<'a>> {
     let of_source = || pods.iter().filter(|pod| pod.ips.contains(&packet.source));
     let port = |port: Option<&'a str>| port.map_or(BridgePort::None, BridgePort::Named);

@@ -18,7 +18,8 @@ pub struct VirtualServerRow {
     /// Endpoints with weight 0: they keep the connections that they have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<String>,
-    /// The endpoint that this client gets, if a hash chooses it, of the client or of the service.
+    /// The endpoint that this client gets, if the scheduler hashes the client's or the service's
+    /// address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chosen: Option<String>,
 }

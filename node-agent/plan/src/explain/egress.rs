@@ -13,8 +13,8 @@ fn seen_as(context: ExplainContext<'_>, sender: Sender, destination: IpAddr) -> 
     context.plan.node().egress.seen_as(destination).filter(|_| is_out)
 }
 
-/// Whether this destination sees the node's address, because the packet leaves the ranges where
-/// pods keep theirs.
+/// Whether this destination sees the node's address, because it is outside the ranges towards which
+/// pods keep their own address.
 pub(super) fn leaves_to(context: ExplainContext<'_>, sender: Sender, destination: IpAddr) -> bool {
     seen_as(context, sender, destination) == Some(SeenAs::Node)
 }

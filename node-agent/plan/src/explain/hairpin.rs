@@ -15,7 +15,7 @@ pub fn without_hairpin(
     off: &BTreeMap<Arc<str>, String>,
     mut explanation: Explanation,
 ) -> Explanation {
-    // What IPVS balances does not stay on the bridge: the node sends it.
+    // A packet that IPVS balances does not stay on the bridge: the node itself sends it on.
     let is_bridged = explanation.local && explanation.virtual_server.is_none();
     if explanation.verdict != PacketVerdict::Forward || !is_bridged {
         return explanation;

@@ -6,7 +6,7 @@ use super::egress::leaves_to;
 use super::{ExplainContext, Explanation, PacketPath, PacketTarget, PacketVerdict, Sender, words};
 use crate::{HostPortKey, HostPortPlace, ServedHostPort};
 
-/// The host port that a packet is for that no service takes.
+/// The host port that a packet is addressed to. For packets that no service takes.
 pub(super) fn find(context: ExplainContext<'_>) -> Option<(HostPortKey, &ServedHostPort)> {
     match context.packet.transport {
         PacketTarget::Port(protocol, port) => {

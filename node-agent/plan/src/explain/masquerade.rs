@@ -8,7 +8,7 @@ use crate::{Endpoint, Endpoints, Frontend, FrontendKind, Masquerade};
 pub(super) struct EndpointMasquerade {
     /// Whether the source becomes the node's address.
     pub(super) applies: bool,
-    /// The endpoints that see it, if not all or none do.
+    /// The endpoints that see the node's address, if some but not all do.
     pub(super) endpoints: Vec<String>,
 }
 
@@ -68,8 +68,8 @@ fn is_hairpin(context: ExplainContext<'_>) -> bool {
     context.services.hairpins().contains(&context.packet.source)
 }
 
-/// If only the source counts, the node's own address in a pod CIDR (a bridge's) counts as a
-/// pod's.
+/// If local traffic is detected by source alone, the node's own address in a podCIDR (a bridge's
+/// address) counts as a pod's.
 fn node_is_in_a_pod_range(context: ExplainContext<'_>) -> bool {
     let detection = &context.plan.node().detection;
     detection.local(context.plan.recorded(), context.packet.source, None).is_some()

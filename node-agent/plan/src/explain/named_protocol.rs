@@ -6,7 +6,7 @@ use std::num::NonZeroU16;
 use super::packet_target::{PacketEnd, PacketTarget};
 use denizen_model::{Family, Protocol, family_of};
 
-/// The word behind the last `/`.
+/// The word after the last `/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NamedProtocol {
     Ports(Protocol),

@@ -41,10 +41,10 @@ impl FirstPacket {
         Ok(Self { source, source_port, interface, destination, transport })
     }
 
-    /// As [`FirstPacket::parse`]. `from` may also be a pod of this node, `NAMESPACE/POD[@INTERFACE]`,
-    /// and `to` a service or such a pod, `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name
-    /// or number; a ping has none. If several addresses are meant, it is the first pair of one
-    /// family.
+    /// As [`FirstPacket::parse`]. `from` may also be a pod of this node,
+    /// `NAMESPACE/POD[@INTERFACE]`, and `to` a service or such a pod,
+    /// `NAMESPACE/NAME[:PORT][/PROTO]`; a service's port by name or number; a ping has none. If the
+    /// names stand for several addresses, the first pair of one family is taken.
     pub fn resolve(plan: &Plan, from: &str, to: &str) -> Result<Self, PacketError> {
         let (sender, interface) = match from.split_once('@') {
             Some((sender, interface)) => (sender, Some(interface)),

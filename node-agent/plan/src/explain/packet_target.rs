@@ -8,9 +8,9 @@ use denizen_model::Protocol;
 /// The destination port, or a ping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PacketTarget {
-    /// A protocol with ports, and the destination's.
+    /// A protocol with ports, and the destination port.
     Port(Protocol, NonZeroU16),
-    /// An echo request, as `ping` sends it: ICMP's or ICMPv6's, as the addresses are.
+    /// An echo request, as `ping` sends it: ICMP or ICMPv6, by the family of the addresses.
     Echo,
 }
 

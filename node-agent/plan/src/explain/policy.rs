@@ -27,8 +27,8 @@ pub struct PolicyRow {
     /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tiers: Vec<TierRow>,
-    /// `open`, `permitted`, `refused` or `pending`; `accepted` or `denied` by the last of the
-    /// tiers' rules.
+    /// `open`, `permitted`, `refused` or `pending`; `accepted` or `denied` by the last rule in
+    /// `tiers`.
     pub result: String,
     /// The policy that permits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -50,9 +50,7 @@ pub struct PolicyRow {
 pub struct TierRow {
     /// `Admin` or `Baseline`.
     pub tier: String,
-    /// The policy's priority.
     pub priority: u16,
-    /// The policy.
     pub policy: String,
     /// The rule's index in the policy, from 0.
     pub rule: usize,
@@ -67,7 +65,8 @@ pub struct TierRow {
     /// The ports that match; missing if the rule is for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ports: Option<String>,
-    /// Whether it counts because the labels of the pod at the other end are not known yet.
+    /// Whether the rule only counts as a match because the labels of the pod at the other end are
+    /// not known yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub labels_unknown: bool,
 }
@@ -161,15 +160,15 @@ pub(super) fn apply(
     explanation
 }
 
-/// Where policies see the packet go: to each endpoint, or (`None`) to its own destination. Nowhere
-/// if it does not come that far.
+/// The destinations that policies see: each endpoint, or (`None`) the packet's own destination.
+/// Empty if the packet does not reach the policies.
 fn destinations(packet: &FirstPacket, explanation: &Explanation) -> Vec<Option<SocketAddr>> {
     match explanation.verdict {
         PacketVerdict::Forward => {
             let endpoints = explanation.endpoints.iter();
             endpoints.filter_map(|endpoint| endpoint.parse().ok()).map(Some).collect()
         }
-        // What a pod sends to its own address does not leave it.
+        // A packet from a pod to its own address does not leave the pod.
         PacketVerdict::Untouched if packet.source == packet.destination => Vec::new(),
         PacketVerdict::Untouched => vec![None],
         PacketVerdict::Foreign

@@ -14,7 +14,7 @@ use crate::Plan;
 use denizen_model::{LocalPod, Protocol};
 
 /// What the rules inside one pod do to the connection of an ordinary process: without a mark, and
-/// of a user that no rule asks for.
+/// of a user that no rule names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RedirectRow {
@@ -63,7 +63,8 @@ pub(super) fn inside(
         let Some((pod, redirect)) = receiver(pods, packet, to.ip()) else { continue };
         let end = to.to_string();
         let is_masqueraded = explanation.masquerade || explanation.masqueraded.contains(&end);
-        // The routes decide which of the node's addresses it has then.
+        // The source of a masqueraded packet is unknown here: the routes decide which of the node's
+        // addresses it is.
         let source = (!is_masqueraded).then_some(packet.source);
         let connection = connection(packet, source, to, pod.id.if_name());
         let mut row = RedirectRow::of(pod, redirect, ChainDirection::Inbound, &connection);

@@ -91,7 +91,7 @@ pub(super) const STAYS: (&str, &str) = (
 pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none of the ranges where pods keep their address \
      (nonMasqueradeCIDRs)";
 
-/// Why a cluster IP refuses what none of its services serves.
+/// Why a cluster IP refuses a packet that is for none of its service's ports.
 pub(super) fn unused(transport: PacketTarget) -> &'static str {
     match transport {
         PacketTarget::Port(..) => UNUSED_PORT,

@@ -80,7 +80,7 @@ struct AddressClaim {
     group: Option<GroupId>,
 }
 
-/// An address that pods claim, and its identity. A cluster has as many as pods.
+/// An address that pods claim, and its identity. A cluster has as many of these as pods.
 #[derive(Debug)]
 struct AddressState {
     address: IpAddr,
@@ -115,7 +115,7 @@ impl AddressState {
 #[derive(Debug, Default)]
 pub(super) struct AddressChanges {
     pub identities: Vec<IdentityChange<IpAddr>>,
-    /// Those that are a pod's from now on (`true`), or no longer are.
+    /// Addresses that became a pod's (`true`), or are no longer a pod's (`false`).
     pub claimed: Vec<(IpAddr, bool)>,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct PodAddresses {
     hasher: RandomState,
     /// The claims that lose, sorted, of the few addresses that several pods claim.
     losing: HashMap<IpAddr, Vec<AddressClaim>>,
-    /// Those whose owner, group or blocks may have changed.
+    /// Addresses whose owner, group or blocks may have changed.
     pub touched: BTreeSet<IpAddr>,
 }
 
@@ -176,7 +176,7 @@ impl PodAddresses {
         self.held.find(self.hasher.hash_one(address), |held| held.address == address)
     }
 
-    /// Whether a pod has it.
+    /// Whether a pod has the address.
     pub fn is_claimed(&self, address: IpAddr) -> bool {
         self.find(address).is_some()
     }
@@ -262,9 +262,9 @@ fn key_of(address: IpAddr, group: Option<&PodGroup>, lookup: BlockLookup<'_>) ->
 /// The ranges that addresses are in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockLookup<'a> {
-    /// Those of policies, and those of pods.
+    /// The ranges of policies and the ranges of pods, cut into disjoint pieces.
     pub pieces: &'a Pieces,
-    /// The peer that stands for those of pods, while ClusterNetworkPolicies are in force.
+    /// The peer that stands for the ranges of pods, while ClusterNetworkPolicies are in force.
     pub pod_ranges: Option<PeerId>,
 }
 

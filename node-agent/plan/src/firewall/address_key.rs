@@ -13,8 +13,8 @@ use super::identity::{IdentityKey, Knowledge};
 use super::peer::PeerId;
 use denizen_model::{Block, ClusterFacts};
 
-/// Nodes' addresses, as long as ClusterNetworkPolicies are in force: they are known not to be
-/// pods', and those of Node objects may be named.
+/// The identity keys of nodes' addresses, while ClusterNetworkPolicies are in force: these
+/// addresses are known not to be pods', and a `nodes` peer may select those of Node objects.
 pub fn keys_of_nodes(
     plan: &FirewallPlan,
     cluster: ClusterFacts<'_>,
@@ -51,8 +51,9 @@ pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey
     IdentityKey { peers, ports: Vec::new(), knowledge }
 }
 
-/// The ranges that nodes give their pods addresses from. Every address may be a pod's while not all
-/// pods are known: what denies by labels must hold for those that no source was asked for.
+/// The ranges in which an address may be a pod's: the podCIDRs. While not all pods are known, it is
+/// every address: a rule that denies by labels must also hold for pods that the sources do not
+/// show.
 pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
     if !cluster.knows_all_pods() {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
@@ -63,8 +64,8 @@ pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
     ranges.into_iter().map(block_of_pods).collect()
 }
 
-/// A range of pods' addresses. Its first two are not meant: the network's own, and by custom the
-/// router's, which is a node's. (Flannel's tunnel sends from the first of them.)
+/// A podCIDR without its first two addresses: the network address, and the next one, which by
+/// custom is the router's and so a node's. (Flannel's tunnel sends from the network address.)
 fn block_of_pods(range: IpNetwork) -> Block {
     let next = match range.network() {
         IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().saturating_add(1))),

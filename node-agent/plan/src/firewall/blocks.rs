@@ -38,7 +38,7 @@ pub(super) fn pieces<'a>(peers: impl Iterator<Item = (PeerId, &'a [Block])>) -> 
             let of_family = blocks.iter().filter(|block| block.range.is_ipv4() == is_v4);
             for (first, last) in joined(of_family.flat_map(spans).collect()) {
                 edges.push((first, Edge::Begin(peer)));
-                // A range that ends with the greatest address of all has no edge behind it.
+                // A range that ends with the greatest address of all has no edge after it.
                 edges.extend(last.checked_add(1).map(|behind| (behind, Edge::End(peer))));
             }
         }

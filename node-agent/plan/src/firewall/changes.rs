@@ -46,11 +46,12 @@ pub struct FirewallChanges {
     pub state: bool,
     /// The addresses of this node's pods about which decisions differ.
     pub pod_rules: Vec<PodRulesChange>,
-    /// Addresses of pods.
+    /// Addresses of pods and nodes.
     pub identities: Vec<IdentityChange<IpAddr>>,
     /// Ranges of `ipBlock`s.
     pub blocks: Vec<IdentityChange<AddressRange>>,
-    /// Addresses that only their owner may send from: whether they begin or cease to be so.
+    /// Addresses that became a pod's or a node's (`true`), or no longer are (`false`): only their
+    /// owner may send from them.
     pub taken: Vec<(IpAddr, bool)>,
     /// Recorded pods that begin or cease to have an address.
     pub owners: BTreeSet<AttachmentId>,
@@ -70,7 +71,8 @@ impl FirewallChanges {
         *self == Self::default()
     }
 
-    /// Notes that an address has another identity. It may already be noted, as a pod's.
+    /// Notes that an address has another identity. A change of this address as a pod's may already
+    /// be noted.
     pub(super) fn note_identity(
         &mut self,
         of: IpAddr,

@@ -33,7 +33,7 @@ struct ClassAccess {
     permissions: Permissions,
     /// By policies of any kind, if ClusterNetworkPolicies select the pods.
     by_peer: Option<PortsByPeer>,
-    /// What passes between such a pod and itself, by its identity.
+    /// What passes between a pod of the class and itself, by the pod's identity.
     itself: BTreeMap<Option<IdentityId>, PermittedPorts>,
 }
 
@@ -79,8 +79,8 @@ impl Classes {
         std::mem::take(&mut self.have_changed)
     }
 
-    /// Brings the classes in use up to date, and forgets the others. `identities` are those that
-    /// came or went.
+    /// Brings the classes in use up to date, and forgets the others. `identities`: the keys of new
+    /// and of removed identities.
     pub fn update(
         &mut self,
         by: ClassFacts<'_>,
@@ -109,7 +109,8 @@ impl Classes {
         access.map(|access| access.passing(peer)).unwrap_or_default()
     }
 
-    /// What passes to and from a pod whose address has this identity.
+    /// What passes in the direction of this decision, for a pod whose address has the identity
+    /// `own`.
     pub fn side(
         &mut self,
         decision: &DirectionDecision,
@@ -150,7 +151,7 @@ impl ClassAccess {
         if let Some(by_peer) = &self.by_peer {
             return by_peer.of(peer).map(|permitted| permitted.ports().clone()).unwrap_or_default();
         }
-        // They are sorted by peer.
+        // Permissions are sorted by peer.
         let of = |peer: Option<IdentityId>| {
             let first = self.permissions.partition_point(|permission| permission.peer < peer);
             let from = self.permissions[first..].iter();

@@ -49,16 +49,16 @@ impl Decider {
         }
     }
 
-    /// The last rule that does this. Behind one that accepts there may be others, which might have
-    /// passed the packet on.
+    /// The last matched rule with this action. Rules that may have passed the packet on are among
+    /// the matched ones too.
     fn last(matched: &[MatchedRule<'_>], action: Action) -> Self {
         let last = matched.iter().rev().find(|matched| matched.rule.action == action);
         last.map_or(Self::Nobody, |last| Self::Tier(TierDecider::of(last.policy, last.rule)))
     }
 }
 
-/// The ports at which rules of this class begin, and the ports behind their ends: one rule decides
-/// about all ports between two of these.
+/// The ports at which rules of this class begin, and the ports after those at which they end: one
+/// rule decides about all ports between two of these.
 pub(crate) fn port_edges(
     plan: &FirewallPlan,
     class: &ClassKey,

@@ -35,9 +35,9 @@ pub struct DirectionRules {
 /// One direction of a pod that ClusterNetworkPolicies select.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tiered {
-    /// What passes between it and its peers. NetworkPolicies are in this.
+    /// What passes between the pod and its peers, by NetworkPolicies too.
     pub by_peer: PortsByPeer,
-    /// What passes between it and itself, through a service.
+    /// What passes between the pod and itself, through a service.
     pub itself: PermittedPorts,
 }
 
@@ -47,7 +47,7 @@ impl Tiered {
         self.by_peer.of(identity)
     }
 
-    /// The permitted ports between it and all peers, and itself.
+    /// The permitted ports between the pod and each peer, and itself.
     pub fn permitted_sets(&self) -> impl Iterator<Item = &PermittedPorts> {
         self.by_peer.permitted_sets().chain([&self.itself])
     }
@@ -109,7 +109,7 @@ impl PodRules {
         }
     }
 
-    /// Whether nothing is known yet.
+    /// Whether any direction is pending.
     pub fn is_pending(&self) -> bool {
         Direction::BOTH.iter().any(|direction| self.of(*direction).isolation == Isolation::Pending)
     }
@@ -138,7 +138,7 @@ pub(super) struct PodDescription {
 }
 
 impl PodDescription {
-    /// `None` unless the API's object is this very pod's.
+    /// `None` unless the API's object is this pod's (by UID).
     pub fn of(pod: &LocalPod, cluster: ClusterFacts<'_>) -> Option<Self> {
         let object = cluster.pod_of(pod)?;
         Some(Self { labels: object.labels.clone(), ports: object.ports.clone() })
@@ -151,7 +151,7 @@ pub(super) struct DirectionDecision {
     pub isolation: Isolation,
     /// The class of its permissions, if it is isolated.
     pub class: Option<ClassKey>,
-    /// Whether policies beyond the known ones may select it.
+    /// Whether further policies may select the pod, since its labels are unknown.
     pub is_open_ended: bool,
 }
 
@@ -214,8 +214,9 @@ fn decide<'a>(
 
 /// Adds ClusterNetworkPolicies to the decisions about both directions of a pod.
 ///
-/// NetworkPolicies only ever add permissions, so of a pod without labels those that certainly
-/// select it may count. A ClusterNetworkPolicy may deny, so such a pod waits, if any may select it.
+/// While a pod's labels are unknown, the NetworkPolicies that certainly select it are applied:
+/// further ones could only add permissions. A ClusterNetworkPolicy may deny, so such a pod is
+/// pending if any of these may select it.
 fn add_tiers(
     decisions: [DirectionDecision; 2],
     tiers: &[&ClusterNetworkPolicy],

@@ -29,7 +29,7 @@ pub struct PolicyFlow {
 pub struct PolicyStep {
     /// The direction, seen from the pod whose policies count.
     pub direction: Direction,
-    /// The pod, if the runtime passed its name.
+    /// The pod's name, or its address if the runtime passed no name.
     pub pod: String,
     pub policies: Vec<PolicyName>,
     /// The rules of ClusterNetworkPolicies that match, up to the one that decides.
@@ -52,9 +52,9 @@ pub enum PolicyResult {
         policy: PolicyName,
         /// The rule's index in the policy's list.
         rule: usize,
-        /// The peer that covers the other side; `None` if it is for everybody.
+        /// The peer that covers the other side; `None` if the rule is for everybody.
         peer: Option<String>,
-        /// The ports that it is for; `None` if for all.
+        /// The ports that the rule is for; `None` if for all.
         ports: Option<String>,
     },
     /// No rule permits it.
@@ -109,8 +109,9 @@ impl FlowCheck<'_> {
         steps.collect()
     }
 
-    /// The directions whose policies may restrict the flow, each with the pod that has them. A node
-    /// reaches its own pods always, and NetworkPolicies let a pod reach itself.
+    /// The directions in which policies may restrict the flow, each with the address of the pod
+    /// that they select. A node can always reach its own pods, and NetworkPolicies let a pod reach
+    /// itself.
     fn restricting(&self) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = self.flow.source == self.flow.destination;
         let [is_from_node, is_to_node] =

@@ -1,5 +1,5 @@
-//! Groups of pods with the same namespace, labels and named ports: policies can tell them apart by
-//! address alone. A selector is evaluated once for each group, not for each pod.
+//! Groups of pods with the same namespace, labels and named ports. Policies can tell the pods of a
+//! group apart only by address. A selector is evaluated once for each group, not for each pod.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -10,7 +10,7 @@ use slab::Slab;
 use super::peer::{PeerChanges, PeerId, PeerTable};
 use denizen_model::{ClusterFacts, Labels, NamedPort, Protocol, SortedSet};
 
-/// A group, by its place in [`Groups`]. When the group is gone, another one may get it.
+/// The index of a group in [`Groups`]. When the group is gone, another group may get its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct GroupId(NonZeroU32);
 
@@ -147,8 +147,8 @@ impl Groups {
         self.groups.get(id.place())
     }
 
-    /// Brings the groups up to date. Returns those that changed, without new ones: the addresses of
-    /// their pods have just been claimed.
+    /// Brings the groups up to date. Returns the groups that changed, without new ones: the
+    /// addresses of their pods have just been claimed, and so touched.
     pub fn update(&mut self, facts: &GroupFacts<'_>) -> GroupSet {
         let fresh: BTreeSet<GroupId> = std::mem::take(&mut self.fresh).into_iter().collect();
         let GroupFacts { peers, names, cluster, .. } = *facts;
@@ -179,7 +179,7 @@ impl Groups {
     }
 }
 
-/// A set of groups, in which one is found at once: each address asks for its own.
+/// A set of groups with lookup by index: it is asked for the group of each address.
 #[derive(Debug, Default)]
 pub(super) struct GroupSet {
     /// By the group's place.

@@ -29,13 +29,13 @@ pub(super) struct IdentityKey {
 /// that the agent does not know yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(super) enum Knowledge {
-    /// No ClusterNetworkPolicy is in force, or no pod has the address.
+    /// No ClusterNetworkPolicy is in force, or no pod can have the address.
     #[default]
     NotNeeded,
-    /// It is a pod's whose labels are known, or a node's.
+    /// The address belongs to a pod whose labels are known, or to a node.
     Known,
-    /// It is in a range of pods' addresses, but no known pod has it; or the labels of its pod are
-    /// not known yet.
+    /// The address is in a range of pods, but no known pod has it; or the labels of its pod are not
+    /// known yet.
     Unknown,
 }
 
@@ -66,16 +66,15 @@ pub(super) struct Identities {
     /// Created since [`Self::take_changes`].
     fresh: Vec<IdentityId>,
     /// Identities whose last address left since [`Self::take_changes`]. They may have got another
-    /// one since.
+    /// address since.
     left: BTreeSet<IdentityId>,
 }
 
 /// What changed about identities.
 #[derive(Debug, Default)]
 pub(super) struct IdentityChanges {
-    /// The keys of the new and of the removed ones.
+    /// The keys of new and of removed identities.
     pub keys: Vec<IdentityKey>,
-    /// The removed ones.
     pub gone: Vec<IdentityId>,
 }
 
@@ -114,7 +113,7 @@ impl Identities {
         self.known.get(&id).map(|known| &known.key)
     }
 
-    /// Those that any of these peers covers, in order.
+    /// The identities that any of these peers covers, in order.
     pub fn of(&self, peers: &[PeerId]) -> BTreeSet<IdentityId> {
         peers.iter().filter_map(|peer| self.of_peer.get(peer)).flatten().copied().collect()
     }

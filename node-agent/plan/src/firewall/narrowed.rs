@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use super::direction::Direction;
 use super::{FirewallChanges, FirewallPlan};
 
-/// The addresses of `all` restricted pods, or only of those whose decisions changed.
+/// The addresses whose rules became narrower or whose identity changed; with `all`, also the
+/// addresses of every restricted pod.
 pub fn narrowed(plan: &FirewallPlan, changes: &FirewallChanges, all: bool) -> BTreeSet<IpAddr> {
     let restricted = || plan.pods().filter(|(_, pod_rules)| pod_rules.is_restricted());
     if restricted().next().is_none() {

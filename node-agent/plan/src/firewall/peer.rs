@@ -25,9 +25,9 @@ pub(super) enum PeerScope {
     Blocks(Arc<[Block]>),
     /// Addresses of nodes with these labels.
     Nodes(Selector),
-    /// Addresses that nodes give to pods. No policy names it.
+    /// The ranges of pods' addresses. No policy names this peer.
     PodRanges(Arc<[Block]>),
-    /// Addresses that pods alone have, by configuration: what an empty namespaceSelector covers
+    /// Addresses that only pods have, by configuration: what an empty namespaceSelector covers
     /// where not all pods are known.
     EveryPod(Arc<[Block]>),
 }
@@ -161,7 +161,7 @@ pub(super) struct PeerTable {
     next: u32,
     /// Created since [`Self::take_changes`].
     fresh: Vec<PeerId>,
-    /// Peers whose last user left since [`Self::take_changes`]. They may have got another one
+    /// Peers whose last user left since [`Self::take_changes`]. They may have got another user
     /// since.
     left: BTreeSet<PeerId>,
 }
@@ -188,7 +188,7 @@ impl PeerChanges {
 }
 
 impl PeerTable {
-    /// With the ranges of [`PeerScope::EveryPod`].
+    /// `pod_ranges`: the ranges of [`PeerScope::EveryPod`].
     pub fn new(pod_ranges: &[IpNetwork]) -> Self {
         let block = |range: &IpNetwork| Block { range: *range, except: [].into() };
         Self { every_pod: pod_ranges.iter().map(block).collect(), ..Self::default() }

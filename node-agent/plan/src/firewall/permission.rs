@@ -24,10 +24,10 @@ pub struct Permission {
 /// Ports of the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PortKey {
-    /// Every port of every protocol, also of protocols without ports.
+    /// Every port of every protocol, including protocols without ports.
     All,
     Protocol(Protocol),
-    /// From this port to that one, both included.
+    /// From the first port to the second, both included.
     Range(Protocol, NonZeroU16, NonZeroU16),
 }
 
@@ -52,7 +52,7 @@ impl PortKey {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ClassKey {
     pub direction: Direction,
-    /// The policies that select them, sorted.
+    /// The policies that select the pods, sorted.
     pub policies: Vec<PolicyName>,
     /// The pods' own named ports, if the key is for ingress and rules name ports.
     pub ports: Vec<NamedPort>,
@@ -83,8 +83,8 @@ impl ClassKey {
         without_overlaps(all)
     }
 
-    /// What may pass between these pods and each identity. Those of `before` are kept for
-    /// identities in use.
+    /// What may pass between these pods and each identity. Results of `before` are kept for
+    /// identities that are still in use.
     pub(super) fn by_peer(
         &self,
         rules: &PoliciesInForce,

@@ -13,12 +13,12 @@ const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 /// Ports of the destination from one to another, both included.
 pub type PortSpan = (u16, u16);
 
-/// Packets, by their protocol and the port of their destination.
+/// A set of packets, by protocol and destination port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub(crate) struct PortSet {
-    /// By protocol, as [`PROTOCOLS`] has them. Sorted; spans neither overlap nor touch.
+    /// By protocol, in the order of [`PROTOCOLS`]. Sorted; spans neither overlap nor touch.
     spans: [Vec<PortSpan>; 3],
-    /// All protocols without ports that policies can name.
+    /// All other protocols: those without ports that policies can name.
     others: bool,
 }
 
@@ -48,7 +48,7 @@ impl PortSet {
         self.spans[index(protocol)] = vec![(0, u16::MAX)];
     }
 
-    /// Adds what begins at the first port and ends with the second; `None`: protocols without ports.
+    /// Adds the ports from the first to the second, both included; `None`: protocols without ports.
     pub fn add_span(&mut self, protocol: Option<Protocol>, (first, last): PortSpan) {
         match protocol {
             None => self.others = true,
@@ -148,8 +148,8 @@ fn cut(spans: &[PortSpan], holes: &[PortSpan]) -> Vec<PortSpan> {
     left
 }
 
-/// What may pass between a pod and one peer, by all policies of all tiers. The kernel has one
-/// number for all equal port sets. A port set never changes.
+/// What may pass between a pod and one peer, by all policies of all tiers. Equal port sets have one
+/// number in the kernel. A port set never changes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PermittedPorts(Arc<PortSet>);
 
@@ -172,7 +172,7 @@ impl PermittedPorts {
         Self::new(PortSet::all())
     }
 
-    /// What copies of one have in common.
+    /// The address of the shared data: equal for copies of one value.
     pub fn address(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }

@@ -24,7 +24,7 @@ pub enum PodNeeds {
     #[default]
     Unknown,
     All(AllPodsReason),
-    /// Those of these namespaces.
+    /// The pods of these namespaces.
     Namespaces(BTreeSet<Arc<str>>),
 }
 
@@ -35,7 +35,7 @@ pub enum AllPodsReason {
     ClusterNetworkPolicies,
     /// This policy permits pods of every namespace.
     EveryNamespace(PolicyName),
-    /// This policy permits named ports of anybody.
+    /// This policy permits named ports of any address.
     NamedPorts(PolicyName),
 }
 
@@ -82,14 +82,13 @@ pub(super) struct NeedsTracker {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReferredNamespaces {
     all: Option<AllPodsReason>,
-    /// Namespaces without a selector of namespaces: the policies' own.
+    /// The own namespaces of policies with peers that have no `namespaceSelector`.
     own: BTreeSet<Arc<str>>,
     of_namespaces: BTreeSet<Selector>,
     has_pod_ranges: bool,
 }
 
 impl NeedsTracker {
-    /// Nothing is known yet.
     pub fn new(pod_ranges: &[IpNetwork]) -> Self {
         Self { has_pod_ranges: !pod_ranges.is_empty(), ..Self::default() }
     }
@@ -98,7 +97,7 @@ impl NeedsTracker {
         &self.needs
     }
 
-    /// Decides again if `change` concerns it.
+    /// Decides again if `change` concerns the needs.
     pub fn update(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {
         let Some(cluster) = model.cluster_but_pods() else { return };
         let is_first = self.needs == PodNeeds::Unknown;
@@ -155,7 +154,7 @@ impl ReferredNamespaces {
 
     fn add(&mut self, policy: &NetworkPolicy) {
         for rule in policy.ingress.iter().flatten() {
-            // Named ports are those of this node's pod.
+            // Named ports of ingress rules are defined by this node's pod.
             self.add_rule(policy, rule, false);
         }
         for rule in policy.egress.iter().flatten() {

@@ -31,8 +31,7 @@ impl PartialEq for PortsByPeer {
 impl Eq for PortsByPeer {}
 
 impl PortsByPeer {
-    /// For these peers, which are sorted. Those that are in `before` are kept; `decide` decides the
-    /// others.
+    /// From sorted peers. Peers in `before` keep their ports; `decide` decides about the others.
     pub(super) fn new(
         peers: impl Iterator<Item = Option<IdentityId>>,
         before: Option<&Self>,
@@ -131,7 +130,7 @@ mod tests {
     fn what_is_known_stays_and_equal_port_sets_are_one() {
         let before = by_peer(&[(1, true), (2, false), (3, true)], None);
         assert_eq!(before.permitted_sets().count(), 2);
-        // It is not decided again.
+        // Peers that are in `before` are not decided again.
         let after = by_peer(&[(2, true), (3, false), (4, true)], Some(&before));
         assert!(after.of(id(2)).is_some_and(PermittedPorts::is_none));
         assert!(after.of(id(3)).is_some_and(PermittedPorts::is_all));

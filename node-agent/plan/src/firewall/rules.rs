@@ -22,7 +22,7 @@ pub(super) struct RuleInForce {
 }
 
 impl RuleInForce {
-    /// The entries of `ports`, if there are any.
+    /// The port names in `ports`, each with its protocol.
     pub fn names(&self) -> impl Iterator<Item = (Arc<str>, denizen_model::Protocol)> {
         let ports = match &self.ports {
             Ports::All => &[][..],
@@ -47,7 +47,7 @@ struct PolicyInForce {
 pub(super) struct PoliciesInForce {
     policies: BTreeMap<PolicyName, PolicyInForce>,
     tiers: BTreeMap<Arc<str>, TieredPolicy>,
-    /// The port names that egress rules ask for: they are resolved on the destination.
+    /// The port names in egress rules: the destination pod defines what they stand for.
     pub egress_names: PortNames,
 }
 

@@ -14,15 +14,15 @@ pub struct FirewallSettings {
     pub pods: KnownPods,
 }
 
-/// `--watch-pods`: which pods of the cluster are known. It is fixed at the start, and decides
-/// what pods may send, so that this never depends on how large the cluster is at a time.
+/// `--watch-pods`: which pods of the cluster are known. Fixed at the start. It also decides which
+/// sources pods may use, so that this does not vary with the size of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KnownPods {
-    /// All: nobody takes an address of one.
+    /// All pods. An open pod may send from every address that no pod and no node has.
     #[default]
     All,
-    /// Perhaps only those of some namespaces. So an address that nobody is known to have may be a
-    /// pod's or a node's: every pod sends from its own addresses alone, and reaches no tunnel.
+    /// Perhaps only the pods of some namespaces. An address without a known owner may be a pod's or
+    /// a node's, so every pod may send only from its own addresses, and may not reach any tunnel.
     Some,
 }
 

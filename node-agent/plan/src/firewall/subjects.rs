@@ -26,7 +26,7 @@ pub(super) struct FirewallPod {
 }
 
 impl FirewallPod {
-    /// Whether it was made from an equal record.
+    /// Whether it was made from a record equal to this one.
     pub fn is(&self, pod: &LocalPod) -> bool {
         (&self.pod, &self.uid, &self.added_at) == (&pod.pod, &pod.uid, &pod.added_at)
             && self.ips.iter().copied().eq(own_addresses(pod))
@@ -42,7 +42,7 @@ impl FirewallPod {
     }
 }
 
-/// All of them, by attachment.
+/// This node's recorded pods, by attachment.
 #[derive(Debug, Default)]
 pub(super) struct Subjects {
     all: BTreeMap<AttachmentId, FirewallPod>,
@@ -68,7 +68,7 @@ impl Subjects {
         self.attachments.contains_key(name)
     }
 
-    /// Adds an attachment that is not among them.
+    /// Adds a new attachment.
     pub fn insert(&mut self, id: AttachmentId, subject: FirewallPod) {
         if let Some(name) = &subject.pod {
             *self.attachments.entry(name.clone()).or_default() += 1;

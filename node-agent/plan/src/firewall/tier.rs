@@ -1,7 +1,8 @@
 //! ClusterNetworkPolicies: evaluates them by tiers, priorities and the order of rules.
 //!
-//! For each class of pods and each identity the ports that pass are computed: each rule takes those
-//! that nothing has decided yet. The kernel gets what is left to pass, and knows no tier.
+//! For each class of pods and each identity, the ports that pass are computed: each rule decides
+//! about the ports that no earlier rule has decided. The kernel gets only the ports that pass, and
+//! knows no tiers.
 
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use denizen_model::{
     TierPort, TierPorts,
 };
 
-/// The policies that say something about a direction of a pod, in order, and whether any may say
-/// something about it: nothing is known of the pod but its namespace.
+/// The policies that select a pod and have rules for a direction, in order. If only the pod's
+/// namespace is known (`pod` is `None`), the list is empty, and the flag says whether any may
+/// select it.
 pub(super) fn selecting(
     tiers: &[&ClusterNetworkPolicy],
     of_namespace: &Labels,
@@ -32,7 +34,8 @@ pub(super) fn selecting(
     let in_namespace =
         tiers.iter().filter(has_rules).filter(|policy| policy.namespaces.selects(of_namespace));
     match pod {
-        // Not even one for every pod is clear: the pod's named ports are not known either.
+        // Even a policy that selects every pod cannot be applied: the pod's named ports are unknown
+        // too.
         None => (Vec::new(), in_namespace.count() > 0),
         Some(labels) => {
             let all = in_namespace.filter(|policy| policy.pods.selects(labels));
@@ -56,8 +59,7 @@ pub(super) struct AllTiers<'a> {
 }
 
 impl AllTiers<'_> {
-    /// Whether a change may affect which of them select a pod: subjects are selected by labels of
-    /// namespaces, too.
+    /// Whether a change may affect which policies select a pod: labels of namespaces count too.
     pub fn are_changed(&self, pod: &LocalPod, change: &ModelChange) -> bool {
         let namespace = pod.pod.as_ref().map(|name| &name.namespace);
         !change.cluster_network_policies.is_empty()
@@ -71,14 +73,14 @@ impl AllTiers<'_> {
 enum PeerMatch {
     Yes,
     No,
-    /// Not known: it selects by labels, and those of the pod are not known yet.
+    /// Not known: the rule selects by labels, and the pod's labels are not known yet.
     Maybe,
 }
 
 /// Evaluates the rules of tiers for the pods of one class.
 pub(super) struct TierEvaluator<'a> {
     pub direction: Direction,
-    /// For ingress rules with named ports: the subject's own.
+    /// The selected pods' own named ports, for ingress rules.
     pub ports: &'a [NamedPort],
     pub table: &'a PeerTable,
 }
@@ -130,7 +132,8 @@ impl TierEvaluator<'_> {
         RulePorts { certain, possible }
     }
 
-    /// What passes by these rules, in order, and by `behind`, which decides what they pass on.
+    /// What passes these rules, evaluated in order. `behind` decides what they pass on or do not
+    /// match.
     pub fn passing<'r>(
         &self,
         rules: impl Iterator<Item = &'r TieredRule>,
@@ -213,16 +216,16 @@ impl<'a> Rulebook<'a> {
     }
 }
 
-/// A rule of a tier, for a person.
+/// A matched rule of a tier, described for a person.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierStep {
-    /// Which rule.
     pub rule: TierDecider,
     /// The peer that covers the other side; `None` if the rule is for everybody.
     pub peer: Option<String>,
-    /// The ports that it is for; `None` if for all.
+    /// The ports that the rule is for; `None` if for all.
     pub ports: Option<String>,
-    /// Whether it matches only if the peer is a pod with certain labels, which nobody knows yet.
+    /// Whether the match is only possible: labels or named ports of the pod at the other end are
+    /// not known yet.
     pub is_possible: bool,
 }
 
@@ -240,15 +243,15 @@ pub(super) struct MatchedRule<'a> {
 pub(super) struct TierEvaluation<'a> {
     /// The rules that match, up to the one that decides.
     pub matched: Vec<MatchedRule<'a>>,
-    /// Whether it is denied, for certain or because it may have to be.
+    /// Whether a rule that certainly or possibly matches denies it.
     pub is_denied: bool,
     /// Whether it is accepted.
     pub is_accepted: bool,
-    /// Whether it may be passed on: what decides next must permit it, too.
+    /// Whether it may be passed on: then what is evaluated next must permit it, too.
     pub may_pass: bool,
 }
 
-/// What rules see of a packet beside its peer. `port`: of the destination, or 0.
+/// What rules see of a packet besides its peer. `port`: of the destination, or 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PacketPort {
     pub protocol: Option<Protocol>,
@@ -289,7 +292,7 @@ impl TierEvaluator<'_> {
         evaluation
     }
 
-    /// A rule that matches a packet from or to this peer, for a person.
+    /// Describes, for a person, a rule that matches a packet from or to this peer.
     pub fn step(
         &self,
         matched: MatchedRule<'_>,

@@ -19,7 +19,6 @@ pub(super) struct TieredRule {
     pub action: Action,
     /// The peers that it is about; `None` for everybody.
     pub peers: Option<Vec<PeerId>>,
-    /// The ports that it is about.
     pub ports: TierPorts,
 }
 
@@ -53,7 +52,8 @@ impl TieredPolicy {
         rules.flat_map(|rule| rule.peers.iter().flatten()).copied()
     }
 
-    /// The names of ports that are resolved on the destination. They have no protocol.
+    /// The port names in egress rules, which the destination pod defines. Rules name a port without
+    /// a protocol, so each name comes with every protocol.
     pub fn egress_names(&self) -> impl Iterator<Item = (Arc<str>, Protocol)> {
         let names = self.egress.iter().flat_map(|rule| names(&rule.ports)).cloned();
         names.flat_map(|name| {

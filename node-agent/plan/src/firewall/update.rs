@@ -118,7 +118,7 @@ impl<'a> FirewallUpdate<'a> {
         let is_first = !std::mem::replace(&mut self.plan.known, true);
         self.plan.left_open = false;
         self.plan.any_policy = cluster.policies().next().is_some() || cluster.has_tiers();
-        // The first time, all pods are: no copy of their names is needed for that.
+        // The first time, the claims of all pods are updated: their names need not be copied.
         let mut names = if is_first { BTreeSet::new() } else { change.cluster_pods.clone() };
         let touched = self.update_subjects(cluster, recorded, change, is_first, &mut names);
         match is_first {
@@ -147,8 +147,8 @@ impl<'a> FirewallUpdate<'a> {
         self.note_narrowed(is_first || blocks_changed || self.plan.pod_ranges != before);
     }
 
-    /// Notes whose established connections may be forbidden now: of `all` restricted pods, or of
-    /// what changed.
+    /// Notes the addresses whose established connections may be forbidden now ([`narrowed`]), and
+    /// those of departed pods.
     fn note_narrowed(&mut self, all: bool) {
         match self.plan.is_enforced() {
             true => {
@@ -160,8 +160,8 @@ impl<'a> FirewallUpdate<'a> {
         self.changes.narrowed = narrowed(self.plan, &self.changes, all);
     }
 
-    /// Updates the recorded pods. Returns those to decide about again. Adds to `names` those whose
-    /// claims on addresses in the API may differ.
+    /// Updates the recorded pods. Returns those to decide about again. Adds to `names` the pods
+    /// whose claims by their API objects may differ.
     fn update_subjects(
         &mut self,
         cluster: ClusterFacts<'_>,
@@ -211,7 +211,8 @@ impl<'a> FirewallUpdate<'a> {
         self.plan.classes.release(subject.decisions());
         self.disclaim(id, &subject);
         subject.group.into_iter().for_each(|group| self.plan.groups.release(group));
-        // Its address may be another pod's from now on, although the API still shows it as its own.
+        // From now on another pod may have the address, although the API still shows it as this
+        // pod's.
         let name = subject.pod?;
         if let Some(here) = cluster.pod(&name).and_then(|pod| pod.here.as_ref()) {
             self.plan.departed.insert(name.clone(), here.uid.clone());
@@ -330,7 +331,7 @@ impl<'a> FirewallUpdate<'a> {
         RuleChanges { policies, tiers }
     }
 
-    /// Returns whether ranges changed.
+    /// Updates the identities of addresses and ranges. Returns whether ranges changed.
     fn update_identities(&mut self, cluster: ClusterFacts<'_>, change: &ModelChange) -> bool {
         let names_changed = self.plan.names != self.plan.rules.egress_names;
         if names_changed {
@@ -372,8 +373,8 @@ impl<'a> FirewallUpdate<'a> {
         has_blocks
     }
 
-    /// While ClusterNetworkPolicies are in force, addresses in the ranges of pods that are nobody's
-    /// yet have an identity.
+    /// While ClusterNetworkPolicies are in force, addresses in the ranges of pods have an identity
+    /// even if no pod has them yet.
     fn update_pod_ranges(&mut self, cluster: ClusterFacts<'_>, change: &ModelChange) {
         let is_needed = self.plan.has_tiers();
         if is_needed == self.plan.pod_ranges.is_some() && !change.node_facts {
@@ -387,7 +388,7 @@ impl<'a> FirewallUpdate<'a> {
         before.into_iter().for_each(|before| self.plan.peers.release(before));
     }
 
-    /// Nodes' addresses are known not to be pods', and those of Node objects may be named.
+    /// Updates the identities of nodes' addresses: see [`keys_of_nodes`].
     fn update_node_identities(&mut self, cluster: ClusterFacts<'_>) {
         let mut now = BTreeMap::new();
         for (address, key) in keys_of_nodes(self.plan, cluster) {

@@ -10,14 +10,14 @@ use super::remark::HostPortRemark;
 /// What differs from the plan before.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct HostPortChanges {
-    /// For each host port that leads elsewhere now, or nowhere, where it led before; `None` for one
-    /// that is new.
+    /// For each host port that leads elsewhere now, or nowhere, where it led before; `None` for a
+    /// new host port.
     pub former: BTreeMap<HostPortKey, Option<SocketAddr>>,
     /// Host ports that are new, gone, or another pod's.
     pub served: BTreeSet<HostPortKey>,
-    /// Where a service has, or had, the port.
+    /// Requested ports that a service takes now, or no longer takes.
     pub taken: BTreeSet<TakenPort>,
-    /// Addresses at which host ports that name none begin or cease to be served.
+    /// Addresses at which host ports that name no address begin or cease to be served.
     pub addresses: BTreeSet<IpAddr>,
     /// What is new among the remarks.
     pub remarks: Vec<HostPortRemark>,
@@ -32,7 +32,8 @@ impl Remarks {
         self.0.keys()
     }
 
-    /// Some remarks come in place of others. Those that are new are added to `added`.
+    /// Replaces the remarks of one decision. Remarks that no decision had before are added to
+    /// `added`.
     pub fn replace(
         &mut self,
         former: &[HostPortRemark],

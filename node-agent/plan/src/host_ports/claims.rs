@@ -1,4 +1,4 @@
-//! What pods ask for, and which of them are still there.
+//! The host ports that pods claim, and which of the recorded pods still exist.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use super::remark::HostPortRemark;
 use denizen_model::{HostPort, LocalPod, differing_pods, family_of};
 use denizen_state::AttachmentId;
 
-/// A pod's claim of one key. Of two, the smaller one wins: the newer.
+/// A pod's claim of one key. Of two claims the smaller one wins, which is the newer one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
     added_at: Reverse<Arc<str>>,
@@ -20,7 +20,7 @@ pub(super) struct Claim {
     pub pod: Arc<str>,
 }
 
-/// The claims of all pods. A record whose address a newer one has is of a pod that is gone.
+/// The claims of all pods. A record whose address is in a newer record is of a pod that is gone.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Claims {
     by_key: BTreeMap<HostPortKey, BTreeSet<Claim>>,
@@ -40,9 +40,9 @@ pub(super) struct PodClaims {
 /// What a change of pods changes.
 #[derive(Debug, Default)]
 pub(super) struct ClaimChanges {
-    /// The keys that are claimed otherwise.
+    /// The keys whose claims changed.
     pub keys: BTreeSet<HostPortKey>,
-    /// Pods that claim something else, as they did and as they do.
+    /// The former and the new claims of each pod whose claims changed.
     pub pods: Vec<[PodClaims; 2]>,
 }
 
@@ -66,7 +66,7 @@ impl Claims {
         self.by_key.contains_key(key)
     }
 
-    /// Takes in which pods there are. Both lists are sorted by id.
+    /// Applies a change of the recorded pods. Both lists are sorted by id.
     pub fn change(&mut self, before: &[LocalPod], now: &[LocalPod]) -> ClaimChanges {
         let mut concerned = BTreeSet::new();
         for (was, is) in differing_pods(before, now) {

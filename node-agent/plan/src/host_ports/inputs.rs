@@ -20,24 +20,25 @@ pub(crate) struct HostPortInputs<'a> {
     pub pods: &'a [LocalPod],
     pub links: &'a [NodeAddress],
     pub links_changed: bool,
-    /// `None` while they are not known.
+    /// `None` while services are not known.
     pub services: Option<&'a ServicePlan>,
     /// Services are Denizen's, and not known yet.
     pub owes_services: bool,
-    /// The frontends that are decided otherwise.
+    /// The frontends whose decision changed.
     pub frontends: &'a BTreeSet<FrontendKey>,
     pub node_ports: &'a NodePorts,
 }
 
-/// The addresses of the node, by what they are to host ports.
+/// The addresses of the node, by their use for host ports.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct NodeAddresses {
-    /// Where a pod may name them.
+    /// Addresses that a pod may request by `hostIP`.
     all: BTreeSet<IpAddr>,
-    /// Those on dummy devices. A node-local DNS cache has a cluster IP on one.
+    /// Addresses on dummy devices. A node-local DNS cache has a cluster IP on one.
     pub on_dummies: BTreeSet<IpAddr>,
-    /// Where host ports that name none are served: all but loopback (127.0.0.0/8 is served by
-    /// itself, and from `::1` nothing can be forwarded), and those that are a service's.
+    /// Addresses at which host ports that name no address are served: all except loopback addresses
+    /// (127.0.0.0/8 is a setting of its own, and nothing can be forwarded from `::1`), those on
+    /// [`KUBE_IPVS`], and cluster IPs on dummy devices.
     pub any: BTreeSet<IpAddr>,
 }
 
@@ -46,7 +47,7 @@ impl NodeAddresses {
         let is_cluster_ip = |ip: IpAddr| {
             let mut frontends = by.services.into_iter().flat_map(ServicePlan::frontends);
             let at = FrontendAddress::Ip(ip);
-            // Those that an earlier run has programmed stay until it is known.
+            // Until services are known, those that an earlier run programmed stay in force.
             by.owes_services
                 || frontends.any(|one| one.kind == FrontendKind::ClusterIp && one.key.address == at)
         };
@@ -72,7 +73,7 @@ impl NodeAddresses {
         }
     }
 
-    /// The addresses that are in one of both, or differ in what they are.
+    /// The addresses of which `all` or `any` differs.
     pub fn differing(&self, other: &Self) -> BTreeSet<IpAddr> {
         let all = self.all.symmetric_difference(&other.all);
         all.chain(self.any.symmetric_difference(&other.any)).copied().collect()
@@ -92,8 +93,8 @@ impl HostPortInputs<'_> {
     }
 }
 
-/// Whether an address means something on one link alone, so that no service has it. Every pod's
-/// interface brings one.
+/// Whether an address is link-local (IPv6), so that no service has it. Every pod's interface adds
+/// one.
 pub(super) fn is_of_one_link(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }

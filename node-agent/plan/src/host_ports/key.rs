@@ -1,4 +1,4 @@
-//! What packets to a host port are looked up by.
+//! The key by which packets to a host port are looked up.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,25 +12,20 @@ use denizen_model::{Family, HostPort, HostPortAddress, Protocol, family_of};
 /// Where packets to a host port are addressed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPortKey {
-    /// The address.
     pub at: HostPortPlace,
-    /// The protocol.
     pub protocol: Protocol,
-    /// The port.
     pub port: NonZeroU16,
 }
 
 /// The address of a [`HostPortKey`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HostPortPlace {
-    /// This one.
     Ip(IpAddr),
     /// Every address of this family at which host ports are served.
     Any(Family),
 }
 
 impl HostPortKey {
-    /// The family of the packets.
     pub fn family(&self) -> Family {
         match self.at {
             HostPortPlace::Ip(ip) => family_of(ip),
@@ -59,7 +54,7 @@ impl HostPortKey {
         first..=Self { at, protocol: Protocol::Sctp, port: NonZeroU16::MAX }
     }
 
-    /// The keys at which a service's frontend comes first.
+    /// The keys over which a service's frontend takes precedence.
     pub(super) fn shadowed_by(frontend: &FrontendKey, node_ports: &BTreeSet<IpAddr>) -> Vec<Self> {
         let FrontendKey { address, protocol, port } = *frontend;
         let family = frontend.family();

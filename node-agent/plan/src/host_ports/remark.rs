@@ -66,8 +66,8 @@ impl HostPortRemark {
         (requested.protocol, requested.port)
     }
 
-    /// Whether nobody gets what was requested, or the wrong one may: an address that a load
-    /// balancer's IP shares with the node is meant to be the service's.
+    /// Whether no pod gets what was requested, or perhaps the wrong one does. A service whose load
+    /// balancer IP or external IP is also the node's address is meant to get the port.
     pub fn is_warning(&self) -> bool {
         match self {
             Self::Shadowed { kind, .. } => match kind {

@@ -1,4 +1,4 @@
-//! Compares two plans, profile by profile, and folds what is equal.
+//! Compares two plans, profile by profile, and folds rows that are equal.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroU16;
@@ -39,7 +39,7 @@ struct ChangePart {
     ports: usize,
 }
 
-/// A part, as one side decides it.
+/// A [`ChangePart`] with what decides about it: the subject's classes, and the peer's identities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct DecidedPart {
     direction: Direction,
@@ -49,7 +49,7 @@ struct DecidedPart {
     peer: BeforeAfter<Option<IdentityId>>,
 }
 
-/// What rows that are folded have in common: numbers of ports and of deciders.
+/// What folded rows have in common. Ports and deciders are numbers in [`SharedNumbers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct RowKey {
     change: AccessChange,
@@ -58,7 +58,7 @@ struct RowKey {
     deciders: BeforeAfter<usize>,
 }
 
-/// Peers and subject are numbers of sets of members.
+/// The row of one subject. Peers and subject are numbers of sets of members.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct SubjectRow {
     row: RowKey,
@@ -66,7 +66,7 @@ struct SubjectRow {
     subject: usize,
 }
 
-/// What holds for several subjects.
+/// A row that is the same for several subjects.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct FoldedRow {
     row: RowKey,
@@ -78,7 +78,7 @@ pub(super) struct PlanComparison<'a> {
     plans: BeforeAfter<ComparedPlan<'a>>,
     shared: SharedNumbers,
     profiles: Vec<Profile>,
-    /// Who has each profile.
+    /// The ends with each profile, as indices into [`ComparedEnds::who`].
     members: Vec<BTreeSet<usize>>,
     parts: HashMap<[usize; 4], Rc<[ChangePart]>>,
     decided: HashMap<DecidedPart, Rc<[RowKey]>>,
@@ -180,7 +180,7 @@ impl<'a> PlanComparison<'a> {
         }
     }
 
-    /// What changes between two profiles. Of two sides that refuse, the sender's comes first.
+    /// What changes between two profiles. If both sides refuse, the sender's side counts.
     fn parts(&mut self, from: &Profile, to: &Profile) -> Rc<[ChangePart]> {
         let shared = &mut self.shared;
         let mut passing = |at: usize| {
@@ -216,7 +216,7 @@ impl<'a> PlanComparison<'a> {
         parts
     }
 
-    /// A part, cut where other rules decide.
+    /// A part, cut at the ports where other rules begin to decide.
     fn decided(&mut self, part: DecidedPart) -> Rc<[RowKey]> {
         if let Some(keys) = self.decided.get(&part) {
             return keys.clone();
@@ -249,7 +249,7 @@ impl<'a> PlanComparison<'a> {
         keys
     }
 
-    /// Subjects with the same peers are one row; so are families in which the same holds.
+    /// Folds rows: subjects with the same peers share a row, as do families with the same result.
     fn folded(self) -> Impact {
         let Self { shared, profiles, members, rows, ends, without_address, pod_ranges, .. } = self;
         let mut sets = Numbered::default();

@@ -8,7 +8,7 @@ use crate::{Decider, Direction, FirewallPlan, IdentityId};
 use denizen_model::Protocol;
 use denizen_state::AttachmentId;
 
-/// Equal values have equal numbers.
+/// Numbers values: equal values have equal numbers.
 #[derive(Debug)]
 pub(super) struct Numbered<T> {
     all: Vec<T>,
@@ -40,7 +40,7 @@ impl<T: Clone + Eq + std::hash::Hash> Numbered<T> {
     }
 }
 
-/// The sets of ports, and those who decide, of both plans.
+/// The port sets and the deciders of both plans.
 #[derive(Debug, Default)]
 pub(super) struct SharedNumbers {
     pub ports: Numbered<PortSet>,

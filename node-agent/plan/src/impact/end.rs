@@ -8,7 +8,7 @@ use super::facts::{ImpactInputs, PodAddress};
 use crate::{AddressRange, FirewallPlan};
 use denizen_model::{Family, family_of};
 
-/// An address at one end, or all addresses that nothing tells from others.
+/// An address at one end, or several addresses that no policy can tell apart.
 #[derive(Debug)]
 pub(super) struct ComparedEnd {
     /// Index into [`ComparedEnds::who`].
@@ -46,7 +46,7 @@ impl ComparedEnds {
         let families: BTreeSet<Family> = taken.iter().copied().map(family_of).collect();
         let [before, _] = plans;
         for address in before.node_addresses() {
-            // A pod's address that a node claims too is the pod's.
+            // An address that both a pod and a node claim is the pod's.
             if families.contains(&family_of(address)) && taken.insert(address) {
                 let name = facts.nodes.get(&address).cloned();
                 let name = name.unwrap_or_else(|| address.to_string().into());
@@ -105,9 +105,9 @@ impl ComparedEnds {
 
 /// The addresses of a family, cut where any range begins or ends.
 struct OtherAddresses {
-    /// Those that are in some range, sorted.
+    /// The addresses that are in some range, sorted.
     ranges: Vec<AddressRange>,
-    /// Whether there are addresses in none.
+    /// Whether there are addresses in no range.
     has_others: bool,
 }
 

@@ -14,7 +14,7 @@ use denizen_model::{
 };
 use denizen_state::AttachmentId;
 
-/// Pods that policies can tell apart by address alone.
+/// Policies can tell pods with equal keys apart only by address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct GroupKey {
     namespace: Arc<str>,
@@ -151,8 +151,8 @@ fn record(number: usize, name: &PodName, uid: Arc<str>, ips: Vec<IpAddr>) -> Loc
     }
 }
 
-/// The keys of labels, and the names of ports, that any policy asks for. What none asks for cannot
-/// tell pods apart, such as the labels that number a StatefulSet's pods.
+/// The label keys and port names that policies use. Pods that differ only in others are equal to
+/// policies: for example, the pods of a StatefulSet, whose labels number them.
 #[derive(Debug, Default)]
 struct SelectorKeys {
     keys: BTreeSet<Arc<str>>,
@@ -214,7 +214,7 @@ impl SelectorKeys {
         self.keys.extend(keys);
     }
 
-    /// A pod with those labels and ports alone, and as one of another node.
+    /// The pod with only these labels and ports, as if it were on another node.
     fn reduced(&self, pod: ClusterPod) -> ClusterPod {
         let labels = pod.labels.iter().filter(|(key, _)| self.keys.contains(*key));
         let ports = pod.ports.iter().filter(|port| self.names.contains(&port.name));

@@ -26,18 +26,18 @@ pub enum NotOnIpvs {
     /// and for the time that the Service says. IPVS remembers it longer, and sends it to endpoints
     /// that are gone.
     Affinity,
-    /// The service port has no cluster IP here: it is the node's own address, or another service
-    /// has that port of it.
+    /// The service port has no cluster IP here: the cluster IP is the node's own address, or
+    /// another service has that port there.
     NoClusterIp,
     /// Under policy Local, the cluster IP has other endpoints than this frontend.
     OtherEndpoints,
     /// Node ports are served on 127.0.0.1, too. IPVS sends nothing from there to other nodes.
     Loopback,
-    /// Egress masquerade hides local pods from this endpoint. It marks in the forward hook, which
-    /// IPVS's packets do not pass.
+    /// Egress masquerade hides local pods from this endpoint. It marks packets in the forward hook,
+    /// which IPVS's packets do not pass.
     Egress(SocketAddr),
-    /// An older service port leads to this endpoint too. IPVS tells connections apart by client
-    /// and endpoint alone, and a client may use one port towards both.
+    /// An older service port leads to this endpoint too. IPVS tells connections apart by client and
+    /// endpoint alone, and a client may use one source port towards both service ports.
     SharedEndpoint { endpoint: SocketAddr, with: ServicePortName },
     /// The node has no address of this family that it could use as the source of its own
     /// connections.

@@ -18,7 +18,7 @@ const MH_KEYS: [u64; 2] = [2_654_435_761, 2_654_446_892];
 /// `GOLDEN_RATIO_32` (linux/hash.h).
 const GOLDEN_RATIO: u32 = 0x61C8_8647;
 
-/// A real server, in the order in which the kernel lists them.
+/// A real server and its weight. Slices of these have the kernel's order.
 pub type Listed = (SocketAddr, u32);
 
 /// Which endpoint a client gets.
@@ -42,7 +42,7 @@ pub struct HashTable<'a> {
 
 impl<'a> HashTable<'a> {
     /// The kernel's table for these real servers; `None` for methods that do not hash, and for
-    /// weights that denizen never sets: neither 1, nor 0 after 1.
+    /// weights that denizen never sets (it sets 1, and 0 only after 1).
     pub fn new(scheduler: Scheduler, reals: &'a [Listed]) -> Option<Self> {
         if reals.is_empty() || reals.iter().any(|(_, weight)| *weight > 1) {
             return None;
@@ -102,8 +102,8 @@ impl<'a> HashTable<'a> {
     }
 }
 
-/// Endpoints take turns, in their order: each takes the next free row of its own sequence. One with
-/// weight 0 keeps the turns of its last weight.
+/// Endpoints take turns, in their order: each takes the next free row of its own sequence. An
+/// endpoint with weight 0 keeps the turns of its last weight.
 fn mh_rows(reals: &[Listed]) -> Vec<usize> {
     let start = |(at, _): &Listed| {
         let at = folded(at.ip()).wrapping_add(at.port().into());
@@ -257,8 +257,8 @@ mod tests {
         );
     }
 
-    /// Nodes that learned of endpoints in another order send few clients elsewhere with `mh`, and
-    /// all of them with `sh` if the list is turned round.
+    /// If a node learned of the endpoints in another order, `mh` sends few clients to another
+    /// endpoint, but `sh` sends all clients to another one if the order is reversed.
     #[test]
     fn the_order_matters_little() {
         let mut orders = [reals(&[1; 4]), reals(&[1; 4])];

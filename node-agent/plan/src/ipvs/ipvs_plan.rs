@@ -68,9 +68,10 @@ impl IpvsPlan {
         frontend.kind == FrontendKind::NodePort && self.loopback[frontend.key.family() as usize]
     }
 
-    /// Updates the recorded pods. Returns the services with endpoints that are concerned.
+    /// Updates the recorded pods. Returns the services with endpoints at addresses that came or
+    /// went.
     ///
-    /// The plugin's DEL is the first news of a pod's end. Nobody has its address then, so its
+    /// The plugin's DEL is the first sign that a pod has ended. No pod has its address then, so its
     /// connections are ended, too.
     pub(crate) fn change_pods(
         &mut self,
@@ -165,7 +166,8 @@ impl IpvsPlan {
         frontends.into_iter().map(candidate).collect()
     }
 
-    /// Replaces a candidate, and touches all that share an endpoint with the old or the new one.
+    /// Replaces a candidate, and adds to `touched` all candidates that share an endpoint with the
+    /// old or the new one.
     fn put(
         &mut self,
         key: ServicePortKey,
@@ -240,7 +242,7 @@ impl IpvsPlan {
         changes.virtual_servers.extend(differs.map(|(key, _)| *key));
     }
 
-    /// Why this candidate gets no virtual server: an older one has one of its endpoints.
+    /// Why this candidate gets no virtual server: an older candidate has one of its endpoints.
     fn older(&self, candidate: &ServerCandidate) -> Option<NotOnIpvs> {
         candidate.claims().find_map(|claim| {
             let others = self.claims.get(&claim)?.iter();

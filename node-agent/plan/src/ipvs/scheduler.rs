@@ -56,7 +56,7 @@ impl Method {
         Self::Twos,
     ];
 
-    /// The kernel's name of it.
+    /// The kernel's name for the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rr => "rr",
@@ -120,8 +120,9 @@ impl Scheduler {
         Self { method, fallback, hashes_port }
     }
 
-    /// The scheduler that a service's annotations request, and what in them is unknown: then it
-    /// is [`Method::Rr`], as in kube-router. `default` is for services without such annotations.
+    /// The scheduler that a service's annotations request, and what in them is unknown. An unknown
+    /// scheduler becomes [`Method::Rr`], as in kube-router. `default` is for services without such
+    /// annotations.
     pub(crate) fn for_service(
         default: Self,
         requested: Option<&RequestedScheduler>,
@@ -141,8 +142,8 @@ impl Scheduler {
         (scheduler, UnknownScheduler { method: found.and_then(Result::err), flag })
     }
 
-    /// These flags instead of the usual ones, and the first that does not exist. Methods that hash
-    /// nothing have none.
+    /// These flags instead of the usual ones, and the first that does not exist. Only `sh` and `mh`
+    /// have flags.
     fn with_flags(self, flags: &str) -> (Self, Option<&str>) {
         let mut with = match self.method {
             Method::Sh | Method::Mh => Self { hashes_port: false, ..Self::new(self.method) },

@@ -53,14 +53,14 @@ impl fmt::Display for Share {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedServer {
     pub service_port: ServicePortName,
-    /// How it chooses.
     pub scheduler: Scheduler,
     /// The endpoints, including those that only keep existing connections. An endpoint whose pod
     /// has ended (the plugin's DEL) is not among them: its connections end.
     pub endpoints: BTreeMap<SocketAddr, Share>,
 }
 
-/// A virtual server as its own service asks for it, before others with the same endpoints count.
+/// A virtual server as decided from its own service alone, before services with the same endpoints
+/// are considered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ServerCandidate {
     pub key: FrontendKey,
@@ -105,8 +105,8 @@ pub(super) fn candidate(
         return Err(NotOnIpvs::Egress(hidden));
     }
     let mut endpoints: BTreeMap<SocketAddr, Share> = BTreeMap::new();
-    // IPVS does not see the end of a UDP flow, nor count the flow as active: it would stay while
-    // its client sends.
+    // IPVS does not see the end of a UDP flow, nor count the flow as active: at a draining endpoint
+    // it would stay for as long as its client sends.
     if main.key.protocol == Protocol::Tcp && scheduler.method.supports_weight_0() {
         endpoints.extend(in_slices().into_iter().map(|at| (at, Share::Draining)));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-/// How local traffic is detected (KEP-2450's modes, and what none of them can do).
+/// How local traffic is detected (KEP-2450's modes, and more exact ones by pod records).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Detector {
     /// Input interface and source address are those of a recorded pod.

@@ -30,7 +30,7 @@ pub enum LocalTest {
     AnyPort,
     /// It came in through this bridge.
     Bridge(Arc<str>),
-    /// The input interface's name begins so.
+    /// The input interface's name begins with this.
     Prefix(Arc<str>),
     /// The source address is in this range.
     Source(IpNetwork),
@@ -65,7 +65,7 @@ pub enum Local<'a> {
     Port,
     /// It came in through this bridge.
     Bridge(&'a str),
-    /// Its input interface begins so.
+    /// Its input interface's name begins with this.
     Prefix(&'a str),
     /// Its source lies in this range.
     Range(IpNetwork),

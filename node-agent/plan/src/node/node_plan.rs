@@ -34,8 +34,8 @@ pub struct NodePlan {
     /// The node's own addresses, which no service may take away from it.
     pub own: BTreeSet<IpAddr>,
     /// The node's addresses from which its own connections to virtual servers come. (The kernel
-    /// would take the virtual server's, which no other node can answer.) A family is missing if the
-    /// node has none; empty if the backend has no virtual servers.
+    /// would use the virtual server's address as the source, and no other node can answer to that.)
+    /// A family is missing if the node has none; empty if the backend has no virtual servers.
     pub route_sources: BTreeMap<Family, IpAddr>,
 }
 

@@ -9,7 +9,7 @@ use denizen_model::{Family, LocalPod, Node, NodeAddress, family_of};
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// The primary address of each family: the first that the Node object names; If it names none,
+    /// The primary address of each family: the first that the Node object names. If it names none,
     /// or if there is no Node object: every address of the node that is not on loopback, not
     /// link-local, and not on an interface through which pods' packets come in.
     #[default]

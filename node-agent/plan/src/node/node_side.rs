@@ -21,13 +21,14 @@ impl MarkBit {
     /// policy forbids it now. The firewall drops its packets.
     pub const FORBIDDEN: Self = Self(5);
 
-    /// The bit of a connection's mark (never of a packet's) that means: IPVS forwards it, and this
-    /// node is not where it ends. The firewall judges what it sends where IPVS sends it on.
+    /// The bit of a connection's mark (never of a packet's) that means: IPVS forwards it to an
+    /// endpoint outside this node's network namespace. The firewall checks its packets in the
+    /// output hook, where IPVS sends them on.
     pub const FORWARDED_BY_IPVS: Self = Self(4);
 
-    /// The bit that the bridge's table sets for the IP tables, for packets from a pod's port.
-    /// Besides kube-proxy's bit, others use 7 (AWS), 8 to 11 (Cilium), 13 (portmap), 15 (kubelet),
-    /// and 16 to 31 (Calico).
+    /// The bit of a packet's mark by which the bridge family's table tells the IP families' tables
+    /// that a packet came from a pod's port. Besides kube-proxy's bit, other programs use 7 (AWS),
+    /// 8 to 11 (Cilium), 13 (portmap), 15 (kubelet), and 16 to 31 (Calico).
     pub const PORT: Self = Self(6);
 
     /// The bit of this number; `None` if a mark has no such bit.

@@ -14,7 +14,7 @@ use denizen_model::{Family, Protocol, ServicePortName, SessionAffinity, TrafficP
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendAddress {
     Ip(IpAddr),
-    /// To any of the node's own addresses that serve node ports.
+    /// Any of the node's own addresses that serve node ports.
     Node(Family),
 }
 
@@ -55,7 +55,8 @@ impl fmt::Display for FrontendKey {
 }
 
 /// What kind of address a frontend is. If two services claim one frontend, the kind that comes
-/// first here wins: cluster IPs are allocated, the others only requested.
+/// first here wins: cluster IPs and node ports are allocated by the API server, the others are only
+/// requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendKind {
     /// One of `spec.clusterIPs`.
@@ -94,9 +95,7 @@ pub enum Masquerade {
 pub struct Frontend {
     /// What packets are addressed to.
     pub key: FrontendKey,
-    /// What kind of address that is.
     pub kind: FrontendKind,
-    /// The service port that it belongs to.
     pub service_port: ServicePortName,
     /// The policy that applies at this frontend.
     pub policy: TrafficPolicy,

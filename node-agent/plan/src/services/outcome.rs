@@ -12,7 +12,7 @@ pub struct Endpoint {
 
 /// Endpoints to choose from, each as likely as the others.
 ///
-/// Invariant: never empty; sorted by address, one entry an address.
+/// Invariant: never empty; sorted by address, one entry for each address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoints(Arc<[Endpoint]>);
 
@@ -39,11 +39,11 @@ impl Endpoints {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Forward(Endpoints),
-    /// There are no endpoints. It is refused at once, so that the client does not wait for a
-    /// time-out.
+    /// There are no endpoints. The connection is refused at once, so that the client does not wait
+    /// for a time-out.
     Reject,
-    /// Other nodes have endpoints, but policy Local forbids them. It is dropped: the client retries
-    /// and may then be routed to another node. A refusal would end the connection.
+    /// Other nodes have endpoints, but policy Local forbids them. The connection is dropped: the
+    /// client retries and may then be routed to another node. A refusal would end the connection.
     Drop,
 }
 

@@ -5,7 +5,6 @@ use crate::policy::Capabilities;
 use crate::{NodePlan, Scheduler};
 use denizen_model::{LocalPod, Snapshot};
 
-/// What the decisions depend on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlanInputs<'a> {
     pub settings: &'a Settings,

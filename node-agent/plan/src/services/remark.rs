@@ -39,8 +39,8 @@ pub enum Remark {
         /// The node's address.
         address: IpAddr,
     },
-    /// Another service has a health-check node port as its own: its rules come before this node's
-    /// sockets, so nothing queries the check.
+    /// A frontend of another service has the health-check node port of a service. The frontend's
+    /// rules come before this node's sockets, so no query reaches the check.
     ShadowedCheck {
         /// The service whose check it is.
         service: ServiceName,

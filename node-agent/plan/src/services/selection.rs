@@ -20,7 +20,6 @@ pub struct EndpointSelection {
 #[derive(Debug, Clone, Copy)]
 pub struct NodeLocation<'a> {
     pub node: &'a str,
-    /// The node's zone.
     pub zone: Option<&'a str>,
     /// Whether hints for nodes count.
     pub node_hints: bool,

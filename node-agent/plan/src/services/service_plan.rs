@@ -19,7 +19,7 @@ use denizen_model::{Protocol, ServiceName, ServicePortName, family_of};
 pub struct Conflict {
     pub key: FrontendKey,
     pub winner: ServicePortName,
-    /// The service port that does not.
+    /// The service port that does not get it.
     pub loser: ServicePortName,
 }
 
@@ -36,7 +36,7 @@ pub struct ServicePlan {
     remarks: BTreeMap<ServiceName, Vec<Remark>>,
     /// Remarks about the service ranges.
     range_remarks: Vec<Remark>,
-    /// Remarks about health-check node ports that others have.
+    /// Remarks about health-check node ports that frontends take.
     check_remarks: Vec<Remark>,
 }
 
@@ -270,7 +270,7 @@ impl ServicePlan {
     }
 }
 
-/// Notes the remarks that are new.
+/// Replaces the remarks, and notes those that are new.
 fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut PlanChanges) {
     let new = remarks.iter().filter(|remark| !held.contains(remark));
     changes.remarks.extend(new.cloned());
@@ -287,7 +287,8 @@ fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
     }
 }
 
-/// Without endpoints every source is refused, even those that may not use it.
+/// For backends that look for endpoints first: without endpoints, every source is refused, even a
+/// source that may not use the frontend.
 fn refuse_first(frontend: &mut Frontend) {
     frontend.sources.take_if(|_| frontend.inside.endpoints().is_none());
 }

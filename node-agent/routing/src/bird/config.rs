@@ -78,7 +78,7 @@ pub struct BgpPeer {
     /// This node's address in the session; by default that of the link, and the InternalIP for
     /// multihop.
     pub local_address: Option<IpAddr>,
-    /// Accept only packets whose TTL shows that they come from as near as they should (RFC 5082).
+    /// Accept only packets whose TTL shows that they come from no farther than the peer (RFC 5082).
     #[serde(default)]
     pub ttl_security: bool,
     /// This node reflects routes to it (RFC 4456).

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Size limit of one answer, in bytes.
 const LONGEST: u64 = 4 << 20;
 
-/// Why BIRD did not answer, or did not do it.
+/// Why BIRD did not answer, or refused a command.
 #[derive(Debug, Error)]
 pub enum BirdError {
     /// No process listens at the socket.
@@ -83,16 +83,16 @@ impl Control {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
-    /// Others follow.
+    /// More lines follow.
     More(&'a str),
     Last(&'a str),
-    /// The last one: the code of an error.
+    /// The last line, with the code of an error.
     Refusal(&'a str),
 }
 
 impl<'a> Line<'a> {
     /// `CODE-TEXT` and ` TEXT` are followed by more lines, `CODE TEXT` is the last. Codes from 8000
-    /// on are errors, and two below.
+    /// on are errors, and so are two lower ones ([`is_refusal`]).
     pub(super) fn of(line: &'a str) -> Self {
         let is_code = |code: &&str| code.bytes().all(|byte| byte.is_ascii_digit());
         match line.split_at_checked(4).filter(|(code, _)| is_code(code)) {

@@ -91,10 +91,10 @@ impl BirdController {
         Ok(Some(Self { known, state, socket }))
     }
 
-    /// Passes on what is known.
+    /// Passes the cluster's facts to the task.
     pub fn update(&self, model: &Model) {
         let services = model.snapshot().map(|facts| facts.service_ranges().collect());
-        // The last known ones stay.
+        // Until both are known, the last known facts stay.
         let Some((nodes, services)) = model.nodes().zip(services) else { return };
         let now = Some(BirdClusterFacts { nodes, services });
         self.known.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
@@ -121,7 +121,8 @@ struct ControllerTask {
 }
 
 impl ControllerTask {
-    /// Runs until the loop ends. BIRD stays as it is: that is how an upgrade works.
+    /// Runs until the agent's loop ends. BIRD stays as it is, so that an upgrade of the agent ends
+    /// no session.
     async fn run(mut self) {
         loop {
             let state = self.look().await;
@@ -164,7 +165,7 @@ impl ControllerTask {
         state
     }
 
-    /// Makes BIRD's configuration the current one.
+    /// Renders the configuration and, if it is new, makes BIRD take it.
     async fn keep(
         &mut self,
         known: &BirdClusterFacts,
@@ -226,7 +227,7 @@ impl ControllerTask {
                     return Err(why);
                 }
             }
-            // BIRD starts with it.
+            // BIRD does not run yet. It will start with this configuration.
             None if is_first => {}
             None => return Err("a new configuration waits for BIRD".to_owned()),
         }
@@ -271,8 +272,8 @@ impl ControllerTask {
         Ok((inputs, labels))
     }
 
-    /// The prefixes that are accepted from no peer, without those that another one contains:
-    /// bridges of pods come and go within them, and change nothing.
+    /// The prefixes that are accepted from no peer. A prefix within another one is left out, so
+    /// that bridges of pods, which come and go, do not change the configuration.
     fn protected(&self, known: &BirdClusterFacts, networks: &NodeNetworks) -> BTreeSet<IpNetwork> {
         let own = known.nodes.own.iter();
         let addresses = own.clone().flat_map(|node| &node.addresses);
@@ -289,7 +290,7 @@ impl ControllerTask {
     }
 }
 
-/// The interface of a peer that this node does not have. BIRD waits for it.
+/// The error if this node does not have a peer's interface. BIRD waits for the interface.
 fn missing(peer: &BgpPeer) -> Option<String> {
     let interface = peer.address.interface()?;
     let BgpPeer { name, address, .. } = peer;
@@ -307,7 +308,7 @@ fn password_of(peer: &BgpPeer) -> Result<Option<String>, String> {
     password(&text).map(|password| Some(password.to_owned())).map_err(failed)
 }
 
-/// Only root may read it: it has passwords.
+/// Only its owner and group may read the file: it has passwords.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -336,7 +337,7 @@ async fn peers_with(prefix: IpNetwork, socket: &Path) -> Result<(usize, Vec<Stri
     for Session { peer, .. } in &up {
         match control.ask(&format!("show route {prefix} export '{peer}'")).await {
             Ok(_) => exported_to.push(peer.clone()),
-            // It was not.
+            // The prefix was not exported to this peer.
             Err(BirdError::Refused(_)) => {}
             Err(error) => return Err(error),
         }

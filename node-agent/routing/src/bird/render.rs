@@ -36,7 +36,7 @@ pub struct RenderInputs {
     /// The kernel's table of announcements.
     pub table: u32,
     pub node: Arc<str>,
-    /// Its addresses, the primary one of each family first, as far as its links have them.
+    /// The node's addresses that its links have, the primary one of each family first.
     pub addresses: Vec<IpAddr>,
     /// Routes within these are accepted from nobody: pods and networks of this node, and services.
     pub protected: BTreeSet<IpNetwork>,
@@ -111,7 +111,7 @@ impl RenderInputs {
     }
 }
 
-/// This node's address in a session; `None` for that of the link.
+/// This node's address in a session; `None` if BIRD uses the link's.
 fn local(peer: &BgpPeer, inputs: &RenderInputs) -> Result<Option<IpAddr>, String> {
     let own = || inputs.of_family(peer.address.family());
     match (peer.local_address, peer.multihop) {
@@ -277,7 +277,7 @@ fn exports(config: &BirdConfig, peer: &BgpPeer) -> String {
         text += "      if source = RTS_BGP then accept;\n";
     }
     text += "      if !announced() then reject;\n";
-    // In its own autonomous system, a path with this number would be taken for a loop.
+    // A peer in the same autonomous system would take a path with this number for a loop.
     if config.drain_prepend > 0 && peer.asn != config.asn {
         let prepend = format!(" bgp_path.prepend({});", config.asn);
         let prepend = prepend.repeat(config.drain_prepend.into());
@@ -294,8 +294,8 @@ fn exports(config: &BirdConfig, peer: &BgpPeer) -> String {
     text + "      accept;\n"
 }
 
-/// The metrics of the announcements with the communities of a class: a pod recorded just now has
-/// those of pods as well.
+/// The metrics of the announcements that get the communities of a class. A pod that was recorded
+/// just now gets those of class `Pod` as well.
 fn metrics(class: AnnouncementClass) -> [u32; 2] {
     let metric = class.metric(false);
     match class {

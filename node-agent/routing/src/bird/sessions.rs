@@ -95,7 +95,8 @@ impl Session {
         let Some((what, value)) = line.split_once(':') else { return };
         let value = value.trim();
         match what {
-            // A peer that offers a family but not its next hops (RFC 8950) gets no address.
+            // With a peer that offers a family but not its next hops (RFC 8950), the channel has no
+            // next hop.
             "BGP Next hop" if value == "::" => {
                 self.families_down.extend(channel.map(str::to_owned));
             }

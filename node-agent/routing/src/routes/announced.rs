@@ -71,7 +71,7 @@ pub struct RouteSync {
 }
 
 impl AnnouncedRoutes {
-    /// Opens those of this thread's network namespace.
+    /// Opens the announcements of this thread's network namespace.
     pub fn open(table: u32) -> Result<Self, RouteError> {
         let kernel = Routes::open(PROTOCOL)?;
         Ok(Self { kernel, table, known: None, programmed: None, foreign: ForeignRoutes::default() })
@@ -186,8 +186,8 @@ impl AnnouncedRoutes {
             let window = announcement.recorded;
             (key, Route { key, target: RouteTarget::Blackhole, source: None, window })
         });
-        // Without this, packets to unused addresses of a podCIDR would go back to the router, in a
-        // loop. It is in the main table, so `unreachable`: a client gets an answer at once.
+        // Without this route, packets to unused addresses of a podCIDR would go back to the router,
+        // in a loop. It is in the main table, so `unreachable`: a client gets an answer at once.
         let ranges = wanted
             .wanted
             .iter()
@@ -270,7 +270,7 @@ impl AnnouncedRoutes {
     }
 }
 
-/// The place of a change.
+/// The key of the route that a command changes.
 fn key(command: &RouteCommand) -> RouteKey {
     match command {
         RouteCommand::Add(route) | RouteCommand::Replace(route) => route.key,
@@ -278,8 +278,8 @@ fn key(command: &RouteCommand) -> RouteKey {
     }
 }
 
-/// Whether a route was made here: the backend ipvs has its own in the table of local addresses, and
-/// `PodRoutes` in the main one.
+/// Whether a route is an announcement, or goes with one. With the same protocol number, the backend
+/// ipvs has routes in the table of local addresses, and `PodRoutes` in the main one.
 fn is_ours(route: &ObservedRoute) -> bool {
     let is_elsewhere = route.key.table != MAIN && route.key.table != LOCAL;
     let is_announced = is_elsewhere && route.target == Some(RouteTarget::Blackhole);

@@ -13,7 +13,7 @@ pub(super) const BIRD: u8 = 12;
 pub struct LearnedRoutes(Routes);
 
 impl LearnedRoutes {
-    /// Opens those of this thread's network namespace.
+    /// Opens the routes of this thread's network namespace.
     pub fn open() -> Result<Self, RouteError> {
         Ok(Self(Routes::open(BIRD)?))
     }

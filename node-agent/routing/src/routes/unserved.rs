@@ -1,9 +1,10 @@
 //! Refuses packets to announced addresses that no service takes, in nf_tables, whichever backend
 //! serves services.
 //!
-//! Routers send this node everything for an announced address. What no rule translates would go
-//! back to them by the default route, and around until its TTL ends. Not by a route: that would
-//! refuse the node's own connections before their destination is translated.
+//! Routers send this node everything for an announced address. A packet that no rule translates
+//! would go back to them by the default route, and circulate until its TTL ends. A route cannot
+//! refuse it: that would also refuse the node's own connections, before their destination is
+//! translated.
 
 #[cfg(test)]
 mod tests;
@@ -119,8 +120,8 @@ fn announced(version: Family) -> Set {
     }
 }
 
-/// Its chains: what is routed on, and what this node sends out. What is for this node itself is
-/// left alone: a node-local DNS cache listens at a cluster IP.
+/// Its chains: for what is routed on, and for what this node sends out. Packets for this node
+/// itself are left alone: a node-local DNS cache may listen at a cluster IP.
 fn chains(version: Family) -> [Chain; 2] {
     let chain = |name: &str, hook, why, matches: Option<Statement>| Chain {
         name: name.into(),
@@ -135,8 +136,8 @@ fn chains(version: Family) -> [Chain; 2] {
     ]
 }
 
-/// TCP gets a reset, and no ICMP error: where a packet would leave by the interface that it came in
-/// by, the kernel sends an ICMP redirect first, and its limit of the rate lets no error follow.
+/// TCP gets a reset, not an ICMP error: if a packet would leave by the interface that it came in
+/// by, the kernel sends an ICMP redirect first, and its rate limit then suppresses the ICMP error.
 fn refused(version: Family, matches: Option<Statement>) -> [Rule; 2] {
     let is_tcp = Statement::Equals(Field::Protocol, Key::EMPTY.byte(TCP));
     let rule = |is_tcp: Option<Statement>, answer| {

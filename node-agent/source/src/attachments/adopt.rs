@@ -74,9 +74,9 @@ fn add_macs(dir: &RunDir, recorded: &BTreeMap<AttachmentId, Attachment>) -> Resu
     dir.update(LOCK_WAIT, update).map(drop)
 }
 
-/// Adds host ports to records of ADDs that did not ask for them, as the runtime's cache has them:
-/// another plugin serves them until then. `names`: of these cached results; `None`: of all. Returns
-/// the cached results that cannot be used. Blocks.
+/// Adds the host ports in the runtime's cache to records without host ports: these ADDs did not ask
+/// denizen for them, and another plugin served them until now. `names`: read only these cached
+/// results; `None`: all. Returns the cached results that cannot be used. Blocks.
 ///
 /// # Errors
 /// [`StateError`]; the file is unchanged then.
@@ -252,7 +252,7 @@ fn confirmed(
     entry: &CachedAdd,
     with_host_ports: bool,
 ) -> Result<Option<Attachment>, String> {
-    // A pod whose ports cannot be read is a local pod all the same.
+    // A pod whose host ports cannot be read is recorded as a local pod all the same.
     let host_ports = entry.host_ports.clone().unwrap_or_else(|why| {
         warn!(path = %entry.path.display(), why, "host ports of an adopted pod left out");
         Vec::new()

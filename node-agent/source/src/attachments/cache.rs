@@ -22,8 +22,8 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// The folders of results below the cache folder: libcni's own, and that of runtimes that keep more
-/// there.
+/// The folders of results below the cache folder: the one that libcni creates, and the one of
+/// runtimes that keep other files in the cache folder too.
 const PLACES: [&str; 2] = ["results", "cache/results"];
 
 /// Size limit in bytes, more than any chain's configuration and result need.
@@ -53,8 +53,8 @@ pub(super) struct CachedAdd {
 pub(super) struct UnusableResult {
     pub(super) path: PathBuf,
     pub(super) why: String,
-    /// It ends too early and was written just now: the runtime writes in place, and may not be
-    /// done.
+    /// The file ends too early and was written just now: the runtime writes in place, and may not
+    /// have finished.
     pub(super) is_being_written: bool,
 }
 
@@ -67,13 +67,13 @@ pub(super) fn folders(folder: &Path) -> impl Iterator<Item = PathBuf> {
     ["", "cache"].into_iter().chain(PLACES).map(|place| folder.join(place))
 }
 
-/// How the name of the file ends in which libcni keeps the result of the ADD behind `record`. The
-/// name of the runtime's network comes before. Behind Multus that is not the record's network.
+/// The end of the file name under which libcni keeps the result of `record`'s ADD. Before it comes
+/// the name of the runtime's network, which behind Multus is not the record's network.
 pub(super) fn name_end(record: &Attachment) -> String {
     format!("-{}-{}", record.container_id, record.if_name)
 }
 
-/// Whether the file called `name` is of one of the records whose names end so.
+/// Whether the file name `name` ends in one of `ends`, which come from [`name_end`].
 pub(super) fn has_end(name: &OsStr, ends: &HashSet<String>) -> bool {
     let name = name.to_string_lossy();
     // A container's id and an interface's name may have hyphens too.
@@ -155,7 +155,7 @@ fn read(path: &Path) -> Result<Option<CachedAdd>, Unreadable> {
         Err(error) => return Err(error.into()),
     };
     let metadata = file.metadata()?;
-    // Whoever can write here decides which pods exist, except where the kernel contradicts.
+    // A user who can write here decides which pods exist, unless the kernel contradicts.
     if metadata.uid() != nix::unistd::geteuid().as_raw() && metadata.uid() != 0
         || metadata.mode() & 0o022 != 0
     {

@@ -1,4 +1,5 @@
-//! Remembers that the runtime has called the plugin. The records that say so go with their pods.
+//! Remembers that the runtime has called the plugin: the records that show it are removed with
+//! their pods.
 
 use std::path::Path;
 
@@ -9,7 +10,8 @@ use super::LOCK_WAIT;
 use super::links::LinkError;
 use crate::state_file::LastState;
 
-/// Notes it in the state file as soon as one record is of an ADD.
+/// Notes in the state file that the runtime calls the plugin, as soon as a record comes from an
+/// ADD.
 ///
 /// # Errors
 /// [`LinkError`]; the file is unchanged then.
@@ -23,7 +25,7 @@ pub(super) async fn remember(run_dir: &Path, seen: &LastState) -> Result<(), Lin
     Ok(())
 }
 
-/// Whether a record is of an ADD.
+/// Whether a record comes from an ADD: it was not adopted.
 pub(super) fn has_called(state: &State) -> bool {
     state.attachments.values().any(|record| !record.adopted)
 }
@@ -53,7 +55,7 @@ mod tests {
             note(&path).unwrap();
             assert_eq!(dir.read().unwrap().unwrap().plugin_was_called, expected);
         }
-        // It stays when the record goes, whoever writes the file.
+        // The note stays when the record is removed, whatever writes the file.
         dir.remove(LOCK_WAIT, &record(None).id()).unwrap();
         dir.put(LOCK_WAIT, &record(Some(("veth", 7, "")))).unwrap();
         assert!(dir.read().unwrap().unwrap().plugin_was_called);

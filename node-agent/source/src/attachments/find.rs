@@ -52,7 +52,8 @@ pub struct FindingSenders {
     pub selected: latest::Sender<Selected>,
 }
 
-/// Finds such pods until `outlet` is closed, and those that the plugin's `redirect` selects.
+/// Finds pods whose ADD bypassed the plugin, and the pods that the plugin's `redirect` selects,
+/// until `outlet` is closed.
 pub async fn find(
     config: AttachmentsConfig,
     mut shown: PublishedAttachments,
@@ -102,11 +103,11 @@ struct Finder {
     config: AttachmentsConfig,
     cache: CacheWatch,
     missing: Missing,
-    /// `None`: the cache must be read for it first.
+    /// `None` if the whole cache must be read for it.
     selection: Option<RedirectSelection>,
     pause: Duration,
-    /// When all cached results are read next, if an interface has no record by then; else those
-    /// that are left out.
+    /// If an interface has no record at this time, all cached results are read; otherwise only the
+    /// unusable ones are read again.
     all_due: Instant,
     backoff: Duration,
     /// Whether all cached results were read once.
@@ -166,8 +167,8 @@ impl Finder {
         }
     }
 
-    /// Reads the results of these names, to know which pods the plugin's `redirect` selects; `None`:
-    /// all of them.
+    /// Reads the results of these names (`None`: all) to know which pods the plugin's `redirect`
+    /// selects.
     async fn select(
         &mut self,
         names: Option<BTreeSet<OsString>>,
@@ -186,7 +187,7 @@ impl Finder {
             selection.read(&folder, names.as_ref());
             selection
         });
-        // If that panicked, all is read anew at the next change.
+        // If the read panicked, the whole cache is read at the next change.
         self.selection = self.during(state_file, read).await.ok();
     }
 
@@ -204,7 +205,7 @@ impl Finder {
         let adopt = spawn_blocking(move || adopt::adopt_host_ports(&config, names.as_ref()));
         let result = self.during(state_file, adopt).await.map_err(|error| describe(&error))?;
         for UnusableResult { path, .. } in result.map_err(|error| describe(&error))? {
-            // It is read again, and reported if it stays so.
+            // The result is read again, and reported if it stays unusable.
             self.partial.insert(path);
         }
         Ok(())
@@ -245,8 +246,9 @@ impl Finder {
         Ok(())
     }
 
-    /// The names of the results to read, if not all are: those that have `changed`, if they may be
-    /// of an interface without a record or were unusable, and those that are due.
+    /// The names of the results to read, unless all are read. Of the `changed` ones, all if an
+    /// interface has no record, else those that were unusable or incomplete; and those whose next
+    /// attempt is due.
     fn names(
         &self,
         mut changed: BTreeSet<OsString>,
@@ -379,7 +381,7 @@ impl CacheWatch {
         self.hints.names.extend(hints.names);
     }
 
-    /// What changed since the last call; if no folder could be watched then, all of it.
+    /// What changed since the last call; everything, if folders are watched only from now on.
     fn take(&mut self) -> FolderHints {
         let mut more = FolderHints::default();
         for watch in &self.watches {
@@ -394,7 +396,7 @@ impl CacheWatch {
         hints
     }
 
-    /// The names of the results that may have changed; `None`: each may.
+    /// The names of the results that may have changed; `None` if any may have.
     fn named(&self, hints: &FolderHints) -> Option<BTreeSet<OsString>> {
         let is_watched = !self.watches.is_empty();
         (is_watched && !hints.overflow).then(|| hints.names.clone())

@@ -60,7 +60,7 @@ impl Missing {
         }
     }
 
-    /// Applies a list of links. Returns whether another interface is without a record.
+    /// Applies a list of links. Returns whether a further interface is without a record.
     pub(super) fn listed(&mut self, links: &[Link], now: Instant) -> bool {
         let by_index: HashMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
         // A record may be known before its link.
@@ -90,7 +90,7 @@ impl Missing {
         has_new
     }
 
-    /// The indices of all these interfaces.
+    /// The indices of all interfaces without a record.
     pub(super) fn links(&self) -> HashSet<u32> {
         self.since.keys().copied().collect()
     }

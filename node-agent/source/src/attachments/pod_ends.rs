@@ -1,7 +1,8 @@
-//! Whose a link is that got the index of another. Index, name and MAC address of the node's end do
-//! not always tell: Calico gives all of them one MAC address, the AWS VPC CNI names them by
-//! namespace and pod, and both make the veth in the pod, where it has the same low index each time,
-//! which it keeps on the node if that index is free.
+//! Decides which pod a link belongs to that has the index of an earlier link. The index, name and
+//! MAC address of the node's end do not always tell: Calico gives all these ends one MAC address;
+//! the AWS VPC CNI names them by namespace and pod. Both create the veth inside the pod, where it
+//! has the same low index each time, and it keeps that index on the node if the index is free
+//! there.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -17,7 +18,7 @@ use super::links::LinksByIndex;
 pub(super) struct PodEnds(Option<Adopter>);
 
 impl PodEnds {
-    /// Reads nothing yet. Without a socket, no link leads elsewhere.
+    /// Without a netlink socket, [`Self::lead_elsewhere`] is always false.
     pub(super) fn open() -> Self {
         let opened = Adopter::open();
         Self(opened.inspect_err(|error| debug!(%error, "cannot ask for pods' ends")).ok())
@@ -34,7 +35,8 @@ impl PodEnds {
         now.host_interface != record.host_interface && mac.ok().flatten().is_some_and(is_other)
     }
 
-    /// `now`, as far as its links lead to the pod of `record`; `None` if the first does not.
+    /// `now`, with the links of `record` in place of those that lead to another pod; `None` if the
+    /// first link leads to another pod, or if nothing changed.
     pub(super) fn confirm(
         &mut self,
         record: &Attachment,
@@ -52,7 +54,7 @@ impl PodEnds {
     }
 }
 
-/// The records whose link has a newer record: a veth has one pod.
+/// The records whose link is also in a newer record: a veth has only one pod.
 pub(super) fn superseded(state: &State, links: &LinksByIndex<'_>) -> HashSet<AttachmentId> {
     let records = || {
         state.attachments.iter().filter_map(|(id, record)| {

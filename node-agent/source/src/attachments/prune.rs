@@ -2,8 +2,8 @@
 //! and some runtimes DEL with a list of plugins from before denizen was installed.
 //!
 //! A record is removed only if its link is missing from a full list of links *that begins after the
-//! record was read*, or is another pod's there. So a record that is made or changed meanwhile is
-//! safe, whatever the list contains.
+//! record was read*, or belongs to another pod there. So a record that is made or changed meanwhile
+//! is safe, whatever the list contains.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -51,12 +51,12 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
 #[derive(Debug)]
 struct PruneCandidate {
     read: Attachment,
-    /// With the link that has the index now, and only the name or only the MAC address in common;
-    /// `None` if the record's link is gone for sure.
+    /// The record with the link that now has its index, and shares only the name or only the MAC
+    /// address; `None` if the record's link is gone for sure.
     matched_in_part: Option<Attachment>,
 }
 
-/// The records whose link is not in `links`, or perhaps not.
+/// The records whose link is not in `links`, or may have been replaced by another link.
 fn candidates(state: &State, links: &[Link]) -> HashMap<AttachmentId, PruneCandidate> {
     let links = LinksByIndex::of(links);
     let superseded = superseded(state, &links);
@@ -73,7 +73,7 @@ fn candidates(state: &State, links: &[Link]) -> HashMap<AttachmentId, PruneCandi
     state.attachments.iter().filter_map(of).collect()
 }
 
-/// Those whose link is gone, or leads to another pod.
+/// The candidates whose link is gone, or leads to another pod.
 fn lost(candidates: HashMap<AttachmentId, PruneCandidate>) -> HashMap<AttachmentId, Attachment> {
     let mut ends = PodEnds::open();
     let mut is_gone = |candidate: &PruneCandidate| {

@@ -1,6 +1,6 @@
 //! Which pods the plugin's `redirect` selects, by the runtime's cached results: the newest ADD of a
-//! network shows what the plugin's entry is now, and each pod's own ADD shows its annotations. So
-//! pods are found that have a proxy, and were attached before the entry had `redirect`.
+//! network shows what the plugin's entry is now, and each pod's own ADD shows its annotations. This
+//! finds pods that have a proxy but were attached before the entry had `redirect`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -21,7 +21,7 @@ const NAMED: usize = 5;
 pub(super) struct RedirectSelection {
     /// By network.
     newest: BTreeMap<String, Newest>,
-    /// By the name of the cached result. One that is here may be gone.
+    /// By the name of the cached result. The attachment may be gone.
     selected: BTreeMap<OsString, AttachmentId>,
 }
 
@@ -33,8 +33,8 @@ struct Newest {
 }
 
 impl RedirectSelection {
-    /// Reads the results called `names`; `None`: all of them. If one shows another entry of the
-    /// plugin, this reads all of them. Blocks.
+    /// Reads the results called `names`; `None`: all of them. If a result shows that the plugin's
+    /// entry has changed, this reads all results. Blocks.
     pub(super) fn read(&mut self, folder: &Path, names: Option<&BTreeSet<OsString>>) {
         let is_wanted = |name: &_| names.is_none_or(|names| names.contains(name));
         let (entries, _) = cache::entries(folder, |name| is_wanted(&name.to_owned()));
@@ -44,7 +44,7 @@ impl RedirectSelection {
         }
     }
 
-    /// Notes what the newest of `entries` show. Returns whether that is news.
+    /// Notes which redirection the newest of `entries` show. Returns whether it changed.
     fn note(&mut self, entries: &[CachedAdd]) -> bool {
         let mut is_news = false;
         for CachedAdd { network, written, list, .. } in entries {
@@ -84,7 +84,7 @@ impl RedirectSelection {
 pub struct Selected(BTreeSet<AttachmentId>);
 
 impl Selected {
-    /// Those of the recorded `pods` that the plugin would redirect, and has not.
+    /// The recorded `pods` that the plugin would redirect, and has not.
     pub fn lacking<'a>(&self, pods: &'a [LocalPod]) -> Vec<&'a LocalPod> {
         let lacks = |pod: &&LocalPod| pod.redirect.is_none() && self.0.contains(&pod.id);
         pods.iter().filter(lacks).collect()

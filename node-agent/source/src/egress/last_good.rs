@@ -31,8 +31,8 @@ impl LastGood {
         regular::read_to_string(&self.0, LONGEST).ok()
     }
 
-    /// Keeps it, in the same format, with every range written out. A kill leaves the old or the new
-    /// copy.
+    /// Writes the copy in the egress file's format, with every range written out. If the agent is
+    /// killed meanwhile, the old or the new copy remains.
     pub(super) fn write(&self, egress: &Egress) -> io::Result<()> {
         let kept: Vec<String> = egress.kept.iter().map(ToString::to_string).collect();
         let text = json!({
@@ -45,7 +45,7 @@ impl LastGood {
         fs::rename(&next, &self.0)
     }
 
-    /// Removes it: egress masquerade is off.
+    /// Removes the copy: egress masquerade is off.
     pub(super) fn remove(&self) -> io::Result<()> {
         match fs::remove_file(&self.0) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

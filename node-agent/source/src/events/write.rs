@@ -65,7 +65,7 @@ pub(super) async fn run(
     }
 }
 
-/// Of what the API refused, its own words alone.
+/// The error; only the API's own message if the API refused the event.
 fn describe(error: &anyhow::Error) -> String {
     match error.downcast_ref() {
         Some(kube::Error::Api(status)) => status.message.clone(),
@@ -110,7 +110,7 @@ fn event(notice: &Notice, node_name: &str, now: Timestamp) -> (String, Value) {
                 "namespace": &*service.namespace, "name": &*service.name,
             }),
         ),
-        // Events about what is in no namespace are in this one.
+        // Not in a namespace, so its events are in `default` too.
         NoticeSubject::ClusterNetworkPolicy(policy) => (
             "default",
             &**policy,

@@ -19,13 +19,15 @@ pub(super) struct ObjectAnswer {
 
 /// The versions of the objects that answers have brought before the watch did.
 ///
-/// What a list or the watch brings about them until then is older: a deletion may be that of an
-/// earlier object of this name, and a list may be of a time before the answer.
+/// Until the watch reaches that version, what a list or the watch brings about the object is older:
+/// a deletion may be that of an earlier object of this name, and a list may be of a time before the
+/// answer.
 #[derive(Debug, Default)]
 pub(super) struct AnsweredVersions {
     ahead: HashMap<(String, String), u64>,
-    /// What the list that is arriving has brought, by a hash of namespace and name: it may have very
-    /// many objects. One may be newer than an answer that was on its way.
+    /// The versions of the objects in the list that is arriving: such a version may be newer than
+    /// an answer that was on its way. The key is a hash of namespace and name, since a list may
+    /// have very many objects.
     listed: HashMap<u64, u64>,
     hasher: RandomState,
 }
@@ -107,8 +109,8 @@ impl AnsweredVersions {
         (ahead > number(&metadata.resource_version)).then_some(metadata)
     }
 
-    /// A list of this version is complete. Returns the names of which answers have brought newer
-    /// states, and forgets the others.
+    /// A list of this version is complete. Returns the names of the objects of which answers have
+    /// brought newer states, and forgets all other objects.
     pub(super) fn newer_than(&mut self, version: &str) -> impl Iterator<Item = &(String, String)> {
         self.forget_list();
         let listed = number(version);

@@ -47,9 +47,9 @@ impl Backoff {
         self.failures == 0
     }
 
-    /// The pause after `failure`. A server that says that a watch has expired works: what failed
-    /// before does not make the list wait that is to follow. If it says so again before anything
-    /// has succeeded, the pauses grow.
+    /// The pause after `failure`. A server that says that a watch has expired is working, so
+    /// earlier failures do not delay the list that must follow. If the server says so again before
+    /// anything has succeeded, the pauses grow.
     pub(super) fn pause_after(&mut self, failure: &Failure) -> Duration {
         if failure.is_expired() && !std::mem::replace(&mut self.expired, true) {
             self.failures = 0;
@@ -61,7 +61,7 @@ impl Backoff {
     pub(crate) fn pause(&mut self, asked: Option<Duration>) -> Duration {
         let whole = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);
-        // All that were asked to wait must not come back at one moment either.
+        // Clients that were asked to wait must not come back at one moment either.
         let asked = asked.unwrap_or_default().min(LONGEST * 4);
         cut(whole, random()).max(asked + (asked / 4).mul_f64(fraction(random())))
     }
@@ -115,7 +115,7 @@ mod tests {
         assert!(backoff.pause(None) <= SHORTEST);
     }
 
-    /// Busy for so long that pauses are long; then its history has gone.
+    /// The server was busy for so long that pauses are long; then the watch's version has expired.
     #[test]
     fn a_list_does_not_wait_for_the_outage_before_an_expired_watch() {
         let refused = |code| Failure::Refused(Box::new(Status { code, ..Status::default() }));

@@ -38,22 +38,24 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// As client-go: after this much silence HTTP/2 pings the server, and closes the connection if it
-/// does not answer in time. The kernel of a server that hangs would.
+/// As client-go: after this much silence HTTP/2 pings the server, and closes the connection if no
+/// answer comes in time. TCP keep-alive is not enough: if the server hangs, its kernel still
+/// answers.
 const PING_AFTER: Duration = Duration::from_secs(30);
 const PING_ANSWER: Duration = Duration::from_secs(15);
 
-/// How much of one answer may be on its way: 20 MB a second at 50 ms from the server.
+/// The flow-control window of one answer: 20 MB a second with a round trip of 50 ms.
 const STREAM_WINDOW: u32 = 1 << 20;
 
-/// How much of all answers on a connection may be on its way. As a server permits 100 streams (250
-/// before 1.29), the answers that nobody reads for a while cannot hold up the others.
+/// The flow-control window of a connection: more than the windows of all its answers together,
+/// since a server permits 100 streams (250 before 1.29). So answers that nobody reads for a while
+/// cannot hold up the others.
 const CONNECTION_WINDOW: u32 = 256 * STREAM_WINDOW;
 
-/// By this the server's audit log and metrics tell agents from other clients.
+/// The user agent, by which the server's audit log and metrics tell agents from other clients.
 const NAME: &str = concat!("denizen-agent/", env!("CARGO_PKG_VERSION"));
 
-/// How long requests wait for the first one of their client.
+/// How long other requests wait for the first request of their client.
 const ALONE: Duration = Duration::from_secs(1);
 
 /// A client that several tasks use, and with it one connection.
@@ -75,7 +77,7 @@ impl SharedClient {
         Self { access, current: Arc::default() }
     }
 
-    /// Another one with the same credentials, which shares nothing with this one.
+    /// Another client with the same credentials, which shares nothing with this one.
     pub(super) fn apart(&self) -> Self {
         Self::new(self.access.clone())
     }
@@ -92,7 +94,8 @@ impl SharedClient {
         Ok(current.insert(Arc::new(client(&self.access).await?)).clone())
     }
 
-    /// The server does not accept the credentials of `used`, if any: nobody gets it any more.
+    /// Forgets the client `used`, if any: the server does not accept its credentials. The next
+    /// [`Self::get`] makes a new client.
     pub(crate) async fn discard(&self, used: Option<Arc<Client>>) {
         let Some(used) = used else { return };
         self.current.lock().await.take_if(|client| Arc::ptr_eq(client, &used));
@@ -110,7 +113,7 @@ pub(super) async fn client(access: &Access) -> Result<Client, AccessError> {
     of_config(&config, token)
 }
 
-/// It adds `token` to every request.
+/// A client that adds `token` to every request.
 fn of_config(config: &Config, token: Option<TokenFile>) -> Result<Client, AccessError> {
     let failed = |error| AccessError::Client(Box::new(error));
     let mut connector = HttpConnector::new();
@@ -151,8 +154,9 @@ fn of_config(config: &Config, token: Option<TokenFile>) -> Result<Client, Access
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// Lets the first request go alone, until the head of its answer. It finds out whether the server
-/// speaks HTTP/2; requests that go at the same time would each make a connection.
+/// Holds back other requests, for at most [`ALONE`], until the head of the first request's answer
+/// has arrived. The first request finds out whether the server speaks HTTP/2; requests sent at the
+/// same time would each open a connection.
 #[derive(Clone)]
 struct FirstAlone<S> {
     inner: S,
@@ -181,7 +185,7 @@ where
     }
 
     fn call(&mut self, request: R) -> Self::Future {
-        // The clone may not be ready; what was polled is.
+        // Only the service that was polled is ready; its clone may not be.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let is_first = !self.begun.swap(true, Ordering::Relaxed);
@@ -196,7 +200,7 @@ where
     }
 }
 
-/// The others go on when it is dropped, however it ended.
+/// The other requests go on when this is dropped, however the first request ended.
 struct FirstRequest(watch::Sender<bool>);
 
 impl Drop for FirstRequest {

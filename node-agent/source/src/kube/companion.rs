@@ -1,4 +1,4 @@
-//! The Nodes of others, which are followed once there is a ClusterNetworkPolicy.
+//! The other nodes' Nodes, which are followed once there is a ClusterNetworkPolicy.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::Outlet;
 
-/// Time limit for the first list of Nodes. Then policies go on without it.
+/// Time limit for the first list of Nodes. After it, policies are sent without that list.
 const LISTING: Duration = Duration::from_secs(10);
 
 /// The end that the follower of ClusterNetworkPolicies has: it starts the follower of other Nodes.

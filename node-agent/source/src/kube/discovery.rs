@@ -1,8 +1,8 @@
 //! Whether the API serves ClusterNetworkPolicies, and in which version: they are a
 //! CustomResourceDefinition, which may come and go while the agent runs.
 //!
-//! Everybody may read what an API server serves (`system:discovery`), so a cluster without them
-//! needs no role for them.
+//! Everybody may read what an API server serves (`system:discovery`), so a cluster without
+//! ClusterNetworkPolicies needs no role for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::traffic::Traffic;
 /// Time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Time until the API is asked again whether it serves them.
+/// Time until the API is asked again whether it serves ClusterNetworkPolicies.
 pub(super) const ABSENT: Duration = Duration::from_secs(60);
 
 const JSON: &str = "application/json";
@@ -30,7 +30,7 @@ const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinition
 const RESOURCE: &str = "clusternetworkpolicies";
 /// The versions whose fields are known, the newest first.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha2"];
-/// The version before, which has other fields and is not supported.
+/// The preceding version, which has other fields and is not supported.
 const OLD_VERSION: &str = "v1alpha1";
 const OLD: [(&str, &str); 2] = [
     ("adminnetworkpolicies", "AdminNetworkPolicy"),

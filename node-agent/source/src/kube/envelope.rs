@@ -15,7 +15,7 @@ use denizen_object::{BorrowedText, ObjectKind, RawObject};
 /// What a client asks for: protobuf, and JSON where there is none.
 pub(super) const ACCEPT: &str = "application/vnd.kubernetes.protobuf, application/json";
 
-/// The same for the metadata of a list's objects alone.
+/// As [`ACCEPT`], for a list that has only the metadata of its objects.
 pub(super) const ACCEPT_METADATA: &str = concat!(
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, ",
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
@@ -76,7 +76,7 @@ impl Encoding {
     }
 }
 
-/// An object, which is not kept: the model has it.
+/// An object in an answer. It is not kept: the model has it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Object<'a> {
     Json(&'a str),
@@ -108,7 +108,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Its version and name; `None` if they cannot be read, or it has no version.
+    /// The object's version and name; `None` if they cannot be read, or the object has no version.
     pub(super) fn metadata(self) -> Option<ObjectMetadata<'a>> {
         let decoded = match self {
             Self::Json(json) => serde_json::from_str(json).ok(),
@@ -353,7 +353,7 @@ fn with_retry_after(mut status: Status, seconds: u32) -> Status {
     status
 }
 
-/// The most characters of a text that is shown where a failure should be.
+/// Maximum number of characters that are shown of a refusal that is plain text.
 const SHOWN: usize = 200;
 
 /// The server's refusal, from the answer's code, its `Retry-After` in seconds, and its body:

@@ -23,7 +23,7 @@ const REFUSAL: usize = 64 << 10;
 pub(super) struct Reply {
     pub(super) encoding: Encoding,
     body: Body,
-    /// Where the server has compressed the body.
+    /// Set if the server has compressed the body.
     gunzip: Option<Gunzip>,
     traffic: Arc<Traffic>,
 }
@@ -71,7 +71,7 @@ impl Reply {
         Ok(reply)
     }
 
-    /// The next piece of the body, which is not compressed any more; `None` at its end.
+    /// The next piece of the decompressed body; `None` at its end.
     pub(super) async fn piece(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             if let Some(gunzip) = &mut self.gunzip
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of an answer with this status, which says that it is compressed so.
+    /// The result of reading an answer with this status and this `Content-Encoding`.
     fn answered(status: StatusCode, content_encoding: &'static str) -> Result<Vec<u8>, Failure> {
         let answer = move |_: Request<Body>| async move {
             let answer =

@@ -133,8 +133,8 @@ impl Failure {
         }
     }
 
-    /// Whether the server has not reached the version that was asked for. It never may, if its etcd
-    /// was restored from an older copy.
+    /// Whether the server has not reached the version that was asked for. It may never reach it, if
+    /// its etcd was restored from an older copy.
     pub(super) fn is_of_the_future(&self) -> bool {
         matches!(self, Self::Refused(status) if status.code == 504
             && status.message.contains("Too large resource version"))

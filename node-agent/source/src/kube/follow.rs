@@ -46,7 +46,7 @@ pub(super) struct KindFollower {
     call: Option<Call>,
     served: ServedPath,
     index: SentObjects,
-    /// What the last request was sent with.
+    /// The client of the last request.
     client: Option<Arc<Client>>,
     /// The resource version to watch from; `None` if a list is due.
     version: Option<String>,
@@ -151,8 +151,8 @@ impl KindFollower {
         }
     }
 
-    /// Finds out whether and where ClusterNetworkPolicies are served. If they are not, there are
-    /// none.
+    /// Finds out whether and where ClusterNetworkPolicies are served. If they are not served,
+    /// reports that there are none.
     async fn discover(&mut self, client: &Client) -> Result<(), StreamEnd> {
         let is_served = self.served.find(client, &self.traffic, !self.listed).await?;
         self.answered();
@@ -389,8 +389,8 @@ impl KindFollower {
         Ok(())
     }
 
-    /// Takes an object of a list. Nothing is decided before the first list is complete, so large
-    /// parts of it are sent before: 150,000 pods would take twice the model's memory here.
+    /// Takes an object of a list. Nothing is decided before the first list is complete, so it is
+    /// sent in parts: a copy of 150,000 pods here would take twice the model's memory.
     async fn take_listed(&mut self, object: Object<'_>) -> Result<(), Closed> {
         if !self.answers.is_closed() {
             self.answered.note_listed(object);

@@ -5,7 +5,7 @@ use denizen_object::protobuf::{
     FromProtobuf, Head, MAGIC_LENGTH, Malformation, TypeMeta, begins_protobuf,
 };
 
-/// Above this capacity, an empty buffer is given back.
+/// Above this capacity, the memory of an empty buffer is freed.
 const KEPT: usize = 256 << 10;
 
 /// Bytes that have arrived and are not used yet.
@@ -29,7 +29,7 @@ impl Buffer {
         &self.bytes[self.used..]
     }
 
-    /// Uses the next bytes, which are there.
+    /// Takes the next `length` bytes, which must have arrived.
     fn take(&mut self, length: usize) -> &[u8] {
         let from = self.used;
         self.used += length;
@@ -107,10 +107,10 @@ impl Frames {
     }
 }
 
-/// The objects of a list in protobuf, of which only the one that arrives is kept.
+/// The objects of a list in protobuf. Only the object that is arriving is kept.
 ///
 /// A list is an envelope whose object has the list's metadata and then its items. Lengths come
-/// first, so that it is known of each byte where it belongs.
+/// before the bytes that they count, so the place of each byte is known.
 #[derive(Debug, Default)]
 pub(super) struct ListItems {
     buffer: Buffer,

@@ -23,13 +23,14 @@ impl Default for Gunzip {
 }
 
 impl Gunzip {
-    /// The next piece that has arrived. [`Self::next`] has returned all of the one before.
+    /// Takes the next piece that has arrived. [`Self::next`] must have returned all of the piece
+    /// before.
     pub(super) fn push(&mut self, piece: Bytes) {
         self.compressed = piece;
     }
 
-    /// What comes next, a few 10 kB; `None` if more has to arrive. A piece may be a thousand times
-    /// as long as it is compressed.
+    /// The next decompressed bytes, a few 10 kB; `None` if more has to arrive. A piece may
+    /// decompress to a thousand times its length.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, Unreadable> {
         while !self.compressed.is_empty() {
             let used = self.decoder.write(&self.compressed)?;
@@ -65,7 +66,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// What is decompressed of a body that arrives in these pieces, and the longest piece of that.
+    /// The decompressed content of a body that arrives in these pieces, and its longest piece.
     fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Result<(Vec<u8>, usize), Unreadable> {
         let (mut gunzip, mut plain, mut longest) = (Gunzip::default(), Vec::new(), 0);
         for piece in pieces {

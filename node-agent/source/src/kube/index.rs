@@ -77,7 +77,7 @@ impl SentObjects {
         self.kind
     }
 
-    /// Begins a list. What one that was not complete has brought, and was not sent, is forgotten.
+    /// Begins a list. Objects of an incomplete list before it that were not sent are forgotten.
     pub(super) fn begin_list(&mut self) {
         self.list = PartialList { number: self.list.number + 1, ..PartialList::default() };
     }
@@ -89,7 +89,7 @@ impl SentObjects {
         note(&mut self.list.problems, reading.key(), problems);
         let mut is_known = false;
         if let Some(sent) = reading.key().and_then(|key| self.sent.get_mut(key)) {
-            // An object that cannot be decoded is there nevertheless.
+            // An object that cannot be decoded exists nevertheless.
             let is_first = replace(&mut sent.list, number) != number;
             let is_same = |decoded| sent.is_same(decoded);
             is_known = is_first && reading.decoded.as_ref().is_some_and(is_same);
@@ -161,7 +161,7 @@ impl SentObjects {
         note(&mut self.problems, reading.key(), problems);
         let mut events = Vec::new();
         if let Some(decoded) = reading.decoded {
-            // What a list that is not complete has of it is older.
+            // An incomplete list has an older state of this object.
             self.list.fresh.retain(|listed| listed.key != decoded.key);
             let sent = self.sent.get(&decoded.key);
             if sent.is_none_or(|sent| !sent.is_same(&decoded)) {
@@ -181,7 +181,7 @@ impl SentObjects {
         gone.into_iter().collect()
     }
 
-    /// That this node's Node is not known, if Nodes are sent.
+    /// The problem that this node's Node is not known, if this index is of Nodes.
     pub(super) fn lacks_own_node(&self) -> Option<String> {
         let lacks = self.kind == ObjectKind::Node && self.sent.get(&ObjectKey::Node).is_none();
         lacks.then(|| {
@@ -240,7 +240,7 @@ impl SentObjects {
         Reading { decoded, unreadable, problems }
     }
 
-    /// `list`: the number of the last list that had it.
+    /// `list`: the number of the last list that had the object.
     fn push_events(&mut self, decoded: DecodedObject, list: u32, events: &mut Vec<Event>) {
         self.sent.insert(&decoded, list);
         let DecodedObject { key, event, triggered, .. } = decoded;

@@ -1,8 +1,8 @@
 //! Paths and selectors of the requests. Pure.
 //!
-//! Those of slices are kube-proxy's: the server does not even send what this node would ignore.
-//! (Before that filter, headless slices alone were about 1 TB of watch traffic a day in one
-//! cluster: kubernetes #81060.)
+//! The selectors for slices are kube-proxy's: the server does not even send what this node would
+//! ignore. (Before kube-proxy had them, headless slices alone were about 1 TB of watch traffic a
+//! day in one cluster: kubernetes #81060.)
 
 use hyper::header::{ACCEPT_ENCODING, HeaderValue};
 use kube::api::{ListParams, VersionMatch, WatchParams};
@@ -17,9 +17,9 @@ use denizen_object::ObjectKind;
 pub(super) enum ListedState<'v> {
     /// Whatever the server has: the cheapest.
     Cached,
-    /// One at least as new as this version.
+    /// A state at least as new as this version.
     NotOlderThan(&'v str),
-    /// The newest, for which the server asks etcd how new that is.
+    /// The newest state. The server asks etcd for its current version.
     Newest,
 }
 
@@ -39,8 +39,8 @@ pub(super) fn request(kind: ObjectKind) -> Request {
     })
 }
 
-/// Parameters for a list with the field selector `fields`. `selects`: whether the server takes the
-/// one for lists alone too.
+/// Parameters for a list with the field selector `fields`. `selects`: whether the server accepts
+/// the selector of [`only_listed`] too.
 pub(super) fn list(
     kind: ObjectKind,
     fields: Option<String>,
@@ -63,9 +63,10 @@ pub(super) fn list(
     }
 }
 
-/// Lets the server compress a long list of this kind, where that costs it no more than to send what
-/// is not compressed: a tenth of the bytes. Of pods it costs twice as much processor time. What is
-/// few or short, and every watch, no server compresses.
+/// Lets the server compress a long list of Services or EndpointSlices: the list has a tenth of the
+/// bytes, and compressing it costs the server no more than sending it uncompressed. For pods,
+/// compressing costs twice as much processor time. Short lists and watches are compressed by no
+/// server, so the other kinds do not ask for it.
 pub(super) fn accept_gzip(kind: ObjectKind, list: &mut hyper::Request<Vec<u8>>) {
     let gzip = match kind {
         ObjectKind::Service | ObjectKind::EndpointSlice => true,
@@ -93,9 +94,9 @@ pub(super) fn watch(kind: ObjectKind, fields: Option<String>, seconds: u32) -> W
     }
 }
 
-/// A field selector for lists alone. A pod that has ended may stay for days, and its address
-/// may be another pod's. In a watch, the server would have to encode each pod that ends once
-/// for every node, since it leaves what they select.
+/// A field selector for lists only. A pod that has ended may stay for days, and its address may be
+/// another pod's. A watch cannot have this selector: a pod that ends would leave the selection, and
+/// the server would have to encode that pod once for every node.
 fn only_listed(kind: ObjectKind) -> Option<&'static str> {
     match kind {
         ObjectKind::Pod => Some("status.phase!=Succeeded,status.phase!=Failed"),
@@ -115,7 +116,7 @@ fn labels(kind: ObjectKind) -> Option<String> {
         ObjectKind::EndpointSlice => Some(
             "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name".to_owned(),
         ),
-        // Those of other proxies too: `explain` names them.
+        // Services of other proxies are read too: `explain` names them.
         ObjectKind::Service
         | ObjectKind::Node
         | ObjectKind::ServiceCidr
@@ -127,7 +128,7 @@ fn labels(kind: ObjectKind) -> Option<String> {
     }
 }
 
-/// The field selector. No object may stop to match it: see [`only_listed`].
+/// The field selector for lists and watches. No object may stop matching it: see [`only_listed`].
 pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> Option<String> {
     match kind {
         ObjectKind::Service => Some("spec.clusterIP!=None".to_owned()),

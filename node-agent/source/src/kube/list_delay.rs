@@ -1,9 +1,10 @@
 //! Spreads the first lists of agents that start together, as in a rollout or after a power failure.
 //!
-//! What is listed first is what the cluster has most of. An agent waits for a random time that
-//! grows with the number of nodes. It does not know how many there are, so it asks: for one Node,
-//! and how many more there are. Rules that an earlier agent left stay in force meanwhile. A pod's
-//! ADD ends the wait: it needs what is listed.
+//! Only the first lists of Services, EndpointSlices and pods are delayed: a cluster has most of
+//! these. An agent waits for a random time that grows with the number of nodes. To learn that
+//! number, it asks for one Node, and the answer says how many more there are. Rules that an earlier
+//! agent left stay in force meanwhile. A pod's ADD ends the wait, since it needs the listed
+//! objects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use denizen_object::ObjectKind;
 use denizen_object::protobuf::{Envelope, Field, FromProtobuf, ProtobufError};
 use denizen_text::describe;
 
-/// The longest wait for each node: at most 250 agents begin in a second.
+/// The longest wait grows by this much with each node: about 250 agents begin in a second.
 const FOR_EACH_NODE: Duration = Duration::from_millis(4);
 
 /// The longest wait in any cluster.
@@ -48,7 +49,7 @@ impl ListDelay {
         Self { wait: OnceCell::new(), needed: watch::Sender::new(false) }
     }
 
-    /// From now on nothing waits.
+    /// Ends the wait, and all later waits.
     pub(super) fn end(&self) {
         self.needed.send_replace(true);
     }
@@ -81,7 +82,8 @@ impl ListDelay {
     }
 }
 
-/// Whether a cluster may have many more of a kind than nodes.
+/// Whether the first list of this kind is delayed: a cluster may have many more objects of this
+/// kind than nodes.
 pub(super) fn is_delayed(kind: ObjectKind) -> bool {
     match kind {
         ObjectKind::Service | ObjectKind::EndpointSlice | ObjectKind::Pod => true,
@@ -101,8 +103,8 @@ fn longest(nodes: u32) -> Duration {
 /// How many nodes the cluster has.
 pub(super) async fn count_nodes(client: &Client, traffic: &Arc<Traffic>) -> Result<u32, Failure> {
     let nodes = async {
-        // A Node may have 10 kB, most of it images, and its metadata a fifth of that. Of metadata,
-        // old servers (1.20) do not say how many objects they leave out.
+        // A Node may take 10 kB, most of it its images; its metadata takes a fifth of that. But in
+        // a list of metadata, old servers (1.20) do not say how many objects are left out.
         for accepted in [ACCEPT_METADATA, ACCEPT] {
             let request = Request::get("/api/v1/nodes?limit=1").body(Vec::new());
             let request = request.expect("the path is valid");

@@ -48,7 +48,7 @@ pub(super) struct PodLookup {
 }
 
 struct LookupAttempt {
-    /// When to send the next one; `None` while one is under way.
+    /// When to send the next request; `None` while a request is under way.
     due: Option<Instant>,
     backoff: Backoff,
 }
@@ -82,7 +82,7 @@ impl PodLookup {
         }
     }
 
-    /// Takes over the current set of unknown pods. One whose name cannot be in a path is never
+    /// Takes over the current set of unknown pods. A pod whose name cannot be in a path is never
     /// asked for: the API has no such pod.
     fn update(&mut self) {
         let unknown = self.unknown.borrow_and_update();
@@ -129,7 +129,7 @@ impl PodLookup {
         };
         let mut asked = None;
         match answer {
-            // If the answer cannot be handed over, it is asked for again.
+            // If the answer cannot be handed over, the pod is asked for again.
             Ok((encoding, body)) => {
                 drop(self.answers.try_send(ObjectAnswer { encoding, body, _untaken: None }));
             }

@@ -52,7 +52,7 @@ impl RolePermission {
         Self { group: group.to_owned(), resource: resource.to_owned(), verb }
     }
 
-    /// What an agent with these features asks for.
+    /// The permissions that an agent with these features needs.
     fn all(features: Features) -> Vec<Self> {
         let mut rights = Vec::new();
         for kind in features.kinds() {
@@ -120,7 +120,7 @@ impl ServerProbe {
         Ok(Server { release, date: date.map(|date| date.timestamp()) })
     }
 
-    /// What an agent with these features asks for, and the server would not permit.
+    /// The permissions that an agent with these features needs, and the server does not give.
     ///
     /// # Errors
     /// [`Failure`] if the server does not say.
@@ -149,8 +149,8 @@ impl ServerProbe {
         Ok(answer["status"]["allowed"] == true)
     }
 
-    /// The runtime of a Node as kubelet names it, such as `containerd://1.7.2`; `None` without such a
-    /// Node.
+    /// The runtime of a Node as kubelet names it, such as `containerd://1.7.2`; `None` without such
+    /// a Node.
     pub async fn runtime_of(&self, name: &str) -> Result<Option<String>, Failure> {
         let fields = kinds::fields(ObjectKind::Node, name, Features::default());
         let params = kinds::list(ObjectKind::Node, fields, true, ListedState::Newest);

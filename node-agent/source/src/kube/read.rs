@@ -39,8 +39,8 @@ pub struct PolicyRead {
     pub ticket: u64,
 }
 
-/// The requests, and where the end of each is reported: its policies are among the events that were
-/// sent, or could not be had in time.
+/// The requests, and where the end of each is reported. By then its policies are among the events
+/// that were sent, or could not be read in time.
 #[derive(Debug)]
 pub struct PolicyReads {
     pub requests: mpsc::Receiver<PolicyRead>,
@@ -81,8 +81,8 @@ pub(super) struct PolicyReader {
     client: Option<Arc<Client>>,
     /// Tickets by target, for which no request has been sent yet.
     waiting: BTreeMap<ReadTarget, Vec<u64>>,
-    /// Tickets by target, whose request is under way. One at a time: tickets that come meanwhile
-    /// share the next.
+    /// Tickets by target, for which a request is under way. Each target has one request at a time:
+    /// tickets that come meanwhile share the next one.
     running: BTreeMap<ReadTarget, Vec<u64>>,
     /// How many requests each ticket waits for.
     unfinished: HashMap<u64, usize>,
@@ -249,7 +249,7 @@ async fn read_cluster(
 async fn hand_over(answer: ObjectAnswer, answers: &mpsc::Sender<ObjectAnswer>) {
     let (untaken, taken) = oneshot::channel();
     if answers.send(ObjectAnswer { _untaken: Some(untaken), ..answer }).await.is_ok() {
-        // It ends when the answer is dropped.
+        // The wait ends when the answer is dropped.
         let _ = taken.await;
     }
 }

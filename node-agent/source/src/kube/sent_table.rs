@@ -42,7 +42,7 @@ impl SentObject {
         }
     }
 
-    /// That it is gone.
+    /// The event that the object is gone.
     pub fn gone(&self) -> Event {
         match &self.last {
             LastSent::Pod(pod) => Event::ClusterPod(pod.name.clone(), None),

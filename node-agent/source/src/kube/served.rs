@@ -15,8 +15,8 @@ use super::traffic::Traffic;
 use denizen_model::Event;
 use denizen_object::ObjectKind;
 
-/// Where the kind of a follower is served, and who else needs to know of it. Nobody does of kinds
-/// that are part of Kubernetes.
+/// Where the kind of a follower is served, and who else needs to know it. For kinds that are part
+/// of Kubernetes, nobody else does.
 #[derive(Debug)]
 pub(super) struct ServedPath {
     path: Option<String>,

@@ -1,10 +1,10 @@
 //! Decides whether a watch that has been silent for too long may go on.
 //!
-//! A server sends a bookmark about every minute, so silence is a sign: it may wait for a version
-//! that it never reaches, because its etcd was restored from an older copy. But some servers send
-//! none of a kind before that kind's first change after their start (1.20 does so), and an agent
-//! that was suspended has received nothing either. So one object is asked for first: that costs the
-//! server little, and a list of all pods from every node much.
+//! A server sends a bookmark about every minute, so silence is a sign of trouble: the server may be
+//! waiting for a version that it never reaches, because its etcd was restored from an older copy.
+//! But some servers send no bookmark of a kind before that kind's first change after their start
+//! (1.20 does so), and an agent that was suspended has received nothing either. So one object is
+//! asked for first: that costs the server little, and a list of all pods from every node much.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ mod tests {
         silence.is_harmless(client, &Request::new("/api/v1/pods"), "7", &Arc::default()).await
     }
 
-    /// It is trusted for so long as a server may have no bookmark, and not for ever.
+    /// The version is trusted for as long as a server may send no bookmark, but not for ever.
     #[test]
     fn a_version_that_the_server_has_reached_is_watched_from_again_a_few_times() {
         in_runtime(async {

@@ -173,8 +173,8 @@ impl LinkTable {
         addresses
     }
 
-    /// Whether it is a veth, a bridge's port, and the node itself uses its other end. Then no pod
-    /// is behind it.
+    /// Whether `port` is a veth on a bridge whose other end the node itself uses. Then no pod is
+    /// behind it.
     fn joins_the_node(&self, port: &Link) -> bool {
         let link = |index: &u32| self.links.get(index);
         let is_bridge = |master: &Link| master.kind == LinkKind::Bridge;
@@ -231,7 +231,7 @@ impl LinkAddress {
     }
 }
 
-/// Sets or removes the value of a link. Returns whether it was another one.
+/// Sets or removes the value of a link. Returns whether the value changed.
 fn replace<T: PartialEq>(all: &mut BTreeMap<u32, T>, index: u32, value: Option<T>) -> bool {
     let differs = all.get(&index) != value.as_ref();
     match value {

@@ -1,4 +1,4 @@
-//! What this node decapsulates: packets of its tunnel links, and those at the ports of
+//! What this node decapsulates: packets of its tunnel links, and packets to the ports of
 //! Foo-over-UDP, which are not links.
 
 #![expect(

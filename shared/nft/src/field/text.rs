@@ -7,7 +7,7 @@ use crate::bytes::read_address;
 use crate::family::TableFamily;
 use denizen_packet::Family;
 
-/// Writes a field's value as nft does. Values that are not complete are a question mark.
+/// Writes a field's value as nft does. An incomplete value is written as a question mark.
 pub(crate) fn write_value(field: Field, f: &mut fmt::Formatter<'_>, value: &[u8]) -> fmt::Result {
     let number = || value.first_chunk().copied().map(u32::from_ne_bytes);
     let short = || value.first_chunk().copied().map(u16::from_be_bytes);
@@ -79,7 +79,7 @@ pub(crate) fn write_value(field: Field, f: &mut fmt::Formatter<'_>, value: &[u8]
 
 /// The names of bits, if the field's bits have names.
 pub(crate) fn bit_names(field: Field, bits: u32) -> Option<String> {
-    // As far as Denizen asks for them.
+    // Only the bits that Denizen compares.
     let names: &[(u32, &str)] = match field {
         Field::ConnectionState => &[(1 << 1, "established"), (1 << 2, "related"), (1 << 3, "new")],
         Field::ConnectionStatus => {

@@ -1,9 +1,9 @@
 //! The rules of a redirected pod, in order: the conditions of each, and what happens to a
 //! connection that it matches. Pure. The plugin renders them for the kernel, and the agent's
-//! `explain` finds the one that decides, so the two cannot differ.
+//! `explain` finds the rule that decides, so the two cannot differ.
 //!
-//! Comments are those of linkerd's own rules if there is one, so that they are found by linkerd's
-//! documentation and by people who know it. Those of denizen's own rules begin with `denizen/`.
+//! A rule that linkerd has too bears linkerd's comment, so that people who know linkerd or read its
+//! documentation find it. The comment of a rule that only denizen has begins with `denizen/`.
 
 use std::fmt::{self, Display};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -35,7 +35,7 @@ impl Display for ChainDirection {
 /// A rule of a redirected pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedirectRule {
-    /// The beginning of [`Self::comment`], without what it is about.
+    /// [`Self::comment`] without the value at its end, such as a port or an address.
     pub why: &'static str,
     /// Unique in its chain, except that both IP versions and several interfaces may have it.
     pub comment: String,
@@ -86,7 +86,7 @@ pub enum RedirectProtocol {
 pub enum RuleAction {
     /// The connection keeps its destination.
     Skip,
-    /// It goes to this port of the pod.
+    /// The connection goes to this port of the pod.
     Redirect(NonZeroU16),
 }
 
@@ -102,12 +102,12 @@ pub struct UnmarkedConnection<'a> {
     pub destination: IpAddr,
     /// The destination port before the redirection.
     pub port: u16,
-    /// `None` if it is neither.
+    /// `None` if it is neither TCP nor UDP.
     pub protocol: Option<RedirectProtocol>,
 }
 
 impl RedirectRule {
-    /// Whether it matches this connection.
+    /// Whether the rule matches this connection.
     pub fn matches(&self, connection: &UnmarkedConnection<'_>) -> bool {
         self.conditions.iter().all(|condition| condition.holds(connection))
     }
@@ -186,7 +186,7 @@ const TCP: RuleCondition = RuleCondition::Protocol(RedirectProtocol::Tcp);
 struct RuleList(Vec<RedirectRule>);
 
 impl RuleList {
-    /// Adds a rule, unless it is there already: then it would match nothing more.
+    /// Adds a rule, unless there is an equal one: a second one would never match.
     fn add(
         &mut self,
         why: &'static str,
@@ -201,7 +201,7 @@ impl RuleList {
         }
     }
 
-    /// Adds a rule that excepts what it matches.
+    /// Adds a rule whose connections are not redirected.
     fn skip(
         &mut self,
         why: &'static str,
@@ -223,7 +223,7 @@ impl RuleList {
         }
     }
 
-    /// Not asked for IPv6: its packets pass the proxy by, and are counted.
+    /// If IPv6 is not to be redirected: IPv6 packets bypass the proxy, and are counted.
     fn bypass_ipv6(&mut self, redirect: &Redirect) {
         if redirect.bypass_ipv6 {
             self.skip("denizen/ignore-ipv6", "", [RuleCondition::Ipv6]);
@@ -345,10 +345,11 @@ impl RuleList {
         }
     }
 
-    /// What the proxy sends to the pod comes back to its port for what arrives, once: what it then
-    /// sends to the pod's own server has a source that tells it.
+    /// A connection of the proxy to the pod is redirected to the proxy's inbound port, but only
+    /// once: what the proxy then sends to the pod's own server is recognised by its source
+    /// ([`PASSED_ON`]).
     fn hairpin(&mut self, redirect: &Redirect, port: NonZeroU16) {
-        // Whatever is not redirected outbound is not redirected here either.
+        // Ports that are not redirected outbound are not redirected here either.
         self.skip_ports(&redirect.skip_outbound_ports);
         for range in &redirect.always_skip_inbound_ports {
             let conditions = [over_loopback(), TCP, RuleCondition::Port(*range)];

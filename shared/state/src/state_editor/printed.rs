@@ -15,7 +15,7 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     let are_plain = |bytes: &[u8; 8]| {
         let word = u64::from_le_bytes(*bytes);
         let below_space = word.wrapping_sub(ONES * u64::from(b' ')) & !word & HIGH;
-        // Line ends are, once in each record.
+        // Line ends are below a space too, but there is only one in each record.
         found(word, b'\\') | below_space == 0 || bytes.iter().all(is_plain)
     };
     words.iter().all(are_plain) && tail.iter().all(is_plain)

@@ -19,7 +19,7 @@ pub(super) fn remove(run_dir: &Path) -> anyhow::Result<()> {
     }
     let folder = run_dir.join(bird::FOLDER);
     for socket in [run_dir.join(SOCKET), run_dir.join(NEXT_SOCKET), folder.join(bird::SOCKET)] {
-        // A BIRD that still runs has its socket still.
+        // A BIRD that still runs keeps its socket.
         if UnixStream::connect(&socket).is_err() {
             remove_file(&socket)?;
         }

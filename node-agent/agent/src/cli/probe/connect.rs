@@ -1,4 +1,4 @@
-//! The client: it tries again until there is an answer or the time is over.
+//! The client. It tries again until there is an answer or the time is over.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ use super::{ConnectArgs, ProbeProtocol, ProbeTarget};
 /// Time limit of one attempt: the kernel sends a SYN again after a second.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Options of a probe.
@@ -41,7 +41,7 @@ pub(super) async fn connect(args: ConnectArgs) -> ProbeResults {
     ProbeResults { probes: probe_all(to, options).await }
 }
 
-/// All at once. In the order of the targets.
+/// Probes all targets at once. The results have the order of the targets.
 pub(super) async fn probe_all(
     targets: Vec<ProbeTarget>,
     options: ProbeOptions,
@@ -99,7 +99,7 @@ pub(super) async fn probe(target: &ProbeTarget, options: ProbeOptions) -> ProbeR
     }
 }
 
-/// `None` if a connection was all that was wanted.
+/// One attempt. `None`: the connection was established, and with `handshake` that is enough.
 async fn attempt(target: &ProbeTarget, options: ProbeOptions) -> io::Result<Option<ProbeAnswer>> {
     let address = lookup_host(&target.host).await?.next();
     let address = address.ok_or_else(|| io::Error::other("the name has no address"))?;
@@ -145,7 +145,7 @@ fn outcome_of(error: &io::Error) -> ProbeOutcome {
         (ErrorKind::ConnectionReset, ProbeOutcome::Refused),
         (ErrorKind::HostUnreachable, ProbeOutcome::Unreachable),
         (ErrorKind::NetworkUnreachable, ProbeOutcome::Unreachable),
-        // A route or a rule of this host prohibits it.
+        // A route or a rule of this host prohibits the connection.
         (ErrorKind::PermissionDenied, ProbeOutcome::Unreachable),
         (ErrorKind::TimedOut, ProbeOutcome::TimedOut),
     ];

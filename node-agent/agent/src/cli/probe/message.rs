@@ -22,10 +22,10 @@ const DATAGRAM: usize = 512;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ProbeRequest {
-    /// Chosen by the client, which knows its own answer by it.
+    /// An id chosen by the client, by which it recognises the answer.
     probe: String,
-    /// Connect back to this port, and tell what came of it. Over TCP alone: whoever sends a
-    /// datagram can say that it comes from somebody else.
+    /// Connect back to this port, and tell what came of it. Over TCP alone: a datagram's source
+    /// address can be forged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) back: Option<u16>,
 }
@@ -75,7 +75,7 @@ impl ProbeRequest {
 }
 
 impl ProbeAnswer {
-    /// The answer to this request.
+    /// Parses an answer; `None` if it is not the answer to this request.
     pub(super) fn read(bytes: &[u8], request: &ProbeRequest) -> Option<Self> {
         let answer: Self = serde_json::from_slice(bytes).ok()?;
         (answer.answers == request.probe).then_some(answer)
@@ -92,7 +92,7 @@ impl ProbeAnswer {
 mod tests {
     use super::*;
 
-    /// Two servers would answer each other for ever.
+    /// Otherwise two servers might answer each other for ever.
     #[test]
     fn an_answer_is_no_request_and_no_datagram_is_answered_by_a_longer_one() {
         let request = ProbeRequest::new(None);

@@ -1,4 +1,4 @@
-//! The result of a probe, as the client prints it, and as a server tells of its own.
+//! The result of a probe, as the client prints it, and as a server reports its own probes.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ pub(super) struct ProbeResult {
     pub(super) to: String,
     pub(super) outcome: ProbeOutcome,
     pub(super) attempts: u32,
-    /// From the first attempt on.
+    /// Time since the beginning of the first attempt.
     pub(super) milliseconds: u64,
     /// The server's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,10 +36,10 @@ pub(super) struct ProbeResult {
 pub(super) enum ProbeOutcome {
     /// A server of this program answered.
     Answered,
-    /// Somebody accepted the connection, and nothing more was wanted.
+    /// The connection was accepted, which is enough with `--handshake`.
     Connected,
     Refused,
-    /// There is no route, or a rule rejects it.
+    /// There is no route, or a rule rejects the connection.
     Unreachable,
     TimedOut,
     /// Something else: another program answered, or the name is unknown.

@@ -55,7 +55,7 @@ pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 impl ProbeServer {
-    /// Listens at all addresses of both families, or of the one that the node has.
+    /// Listens at all addresses of both families, or of the only family that the node has.
     async fn listen(self: &Arc<Self>, port: u16) -> io::Result<()> {
         let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
         let mut bound = 0;
@@ -67,7 +67,7 @@ impl ProbeServer {
                     tokio::spawn(self.clone().accept(listener));
                     tokio::spawn(self.clone().receive(socket));
                 }
-                // The socket of IPv6 has IPv4's addresses too.
+                // The IPv6 socket already listens at IPv4's addresses.
                 (Err(error), _) | (_, Err(error))
                     if bound > 0 && error.kind() == ErrorKind::AddrInUse => {}
                 (Err(error), _) | (_, Err(error)) => last = Some(error),

@@ -10,14 +10,14 @@ use serde::Serialize;
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RouteAnswer {
-    /// Whether there is one.
+    /// Whether there is a route.
     reachable: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<String>,
     /// Missing if the address is a neighbour's, or this node's.
     #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,
-    /// The source address of packets that have none yet, and of masqueraded ones.
+    /// The source address of masqueraded packets, and of packets whose sender has chosen none.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<IpAddr>,
     /// The address is this node's.
@@ -29,7 +29,7 @@ pub(super) fn route(to: IpAddr) -> anyhow::Result<RouteAnswer> {
     let Some(Path { link, gateway, source, is_local }) = path else {
         return Ok(RouteAnswer::default());
     };
-    // It may have gone meanwhile.
+    // The interface may be gone by now.
     let interface = if_indextoname(link).ok().map(|name| name.to_string_lossy().into_owned());
     Ok(RouteAnswer { reachable: true, interface, gateway, source, local: is_local })
 }

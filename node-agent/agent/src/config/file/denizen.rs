@@ -6,8 +6,8 @@ use super::document::{FieldNameKind, FieldPosition, Value, YamlNode};
 use super::{Contents, Problem, Setting};
 use crate::config::DetectorError;
 
-/// Flags without a field: the file cannot name a file to read, nor request a single run; and
-/// aliases get no field.
+/// Flags without a field: `config` names this file, others request an action in place of a run, and
+/// aliases and the refused `cluster-cidr` need no field.
 pub(super) const WITHOUT_FIELD: [&str; 7] =
     ["config", "help", "version", "init-only", "node-cidr", "pod-interface-prefix", "cluster-cidr"];
 
@@ -43,7 +43,7 @@ pub(super) enum FieldType {
     List,
     /// A map from names to booleans.
     Gates,
-    /// Anything; the flag has it in JSON.
+    /// Any value; the flag takes it as JSON.
     Json,
 }
 
@@ -65,7 +65,7 @@ impl FieldType {
         }
     }
 
-    /// The field's value for what the flag has: the reverse of [`written`].
+    /// Converts a flag's text to the field's value: the reverse of [`written`].
     pub(super) fn value(self, text: &str) -> serde_json::Value {
         let items = || text.split(',').filter(|item| !item.is_empty());
         match self {
@@ -114,7 +114,7 @@ fn in_camel_case(flag: &str) -> String {
     name
 }
 
-/// The settings in such a document.
+/// The settings in a `DenizenConfiguration`.
 pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     let flags: Vec<(String, &str)> = run
         .get_arguments()

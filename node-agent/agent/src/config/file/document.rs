@@ -192,7 +192,8 @@ impl Value {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// The same in JSON; `None` if a number is not written as a JSON document would have it.
+    /// The value as JSON; `None` if it has a float, whose text is lost, or an integer that needs
+    /// more than 64 bits.
     pub(super) fn json(&self) -> Option<serde_json::Value> {
         Some(match self {
             Self::Null => serde_json::Value::Null,

@@ -13,14 +13,14 @@ use super::document::OWN;
 /// The flags of `run`, and the `DenizenConfiguration` that says the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FlagsInForce {
-    /// By long name. What is not set, and has no default, is empty.
+    /// Values by long name; empty for a flag that is not set and has no default.
     flags: BTreeMap<String, String>,
     fields: Map<String, Value>,
 }
 
 impl FlagsInForce {
-    /// What `matches`, those of the whole command line, say about `run`; nothing if it is about
-    /// another command.
+    /// The flags of `run` in `matches`, those of the whole command line; none if it has another
+    /// command.
     pub fn of(command: &Command, matches: &ArgMatches) -> Self {
         let Some((RUN, given)) = matches.subcommand() else {
             return Self::default();
@@ -48,12 +48,13 @@ impl FlagsInForce {
         self.flags.iter()
     }
 
-    /// In place of `auto`, the backend that was chosen.
+    /// Puts the chosen backend into the configuration, in place of `auto`. The flag keeps its
+    /// value.
     pub fn chosen_backend(&mut self, backend: &str) {
         self.set_field("backend", backend.into());
     }
 
-    /// As `/configz` of Kubernetes' components has it: the configuration, by its API group.
+    /// The configuration under its API group, as in `/configz` of Kubernetes' components.
     pub fn configuration(&self) -> Value {
         let (version, kind) = OWN;
         let group = version.split('/').next().unwrap_or_default();
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(flag("help"), None);
     }
 
-    /// Who puts the configuration into a file gets the same agent.
+    /// An agent with this configuration as its file has the same flags.
     #[test]
     fn the_configuration_is_a_file_that_says_the_same() {
         let before = in_force(&WORDS);

@@ -1,5 +1,5 @@
-//! `KubeProxyConfiguration` v1alpha1, as clusters have it: fields with the same meaning here are
-//! used, the others are named in warnings.
+//! `KubeProxyConfiguration` v1alpha1, as clusters have it: fields that mean the same for this agent
+//! are used, and warnings name the other fields.
 
 use clap::Command;
 
@@ -22,7 +22,7 @@ enum Meaning {
     Flag(&'static str),
     /// It has the meaning of this flag if kube-proxy uses this mode's section.
     In(Mode, &'static str),
-    /// It is used together with others.
+    /// Its meaning depends on other fields: see [`Joint`].
     Together,
     /// It has no effect, for this reason.
     Nothing(&'static str),
@@ -123,8 +123,8 @@ pub(super) fn flags() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The settings in such a document. kubeadm writes every field, most of them empty: an empty field
-/// is not set.
+/// The settings in a `KubeProxyConfiguration`. kubeadm writes every field, most of them empty: an
+/// empty field is not set.
 pub(super) fn contents(tree: &YamlNode, run: &Command) -> Contents {
     let is_section = |path: &str| {
         let mut fields = FIELDS.iter().filter_map(|(field, _)| field.split_once('.'));

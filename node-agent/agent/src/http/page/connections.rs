@@ -54,7 +54,7 @@ fn counted(summary: &Summary) -> Markup {
     }
 }
 
-/// Without the kernel's timestamps, nobody knows which are the newest.
+/// Without the kernel's timestamps, the newest connections are not known.
 fn newest(newest: &[NamedConnection]) -> Markup {
     let is_known = newest.iter().any(|connection| connection.seconds.is_some());
     html! {

@@ -12,7 +12,7 @@ use crate::ipvs::host::{Host, ServersError};
 use crate::ipvs::state::{RealState, ServerState};
 
 /// Force removal after 15 resyncs, about 15 minutes: of a virtual server whose connections do not
-/// end, and of an endpoint of which nobody says that its pod has ended.
+/// end, and of an endpoint whose pod is not recorded here, so that its end would not be noticed.
 const MOST_RESYNCS: u32 = 15;
 
 /// The scheduler that refuses the clients of an endpoint with weight 0.
@@ -30,7 +30,7 @@ pub(super) struct Leaving {
     pub has_routes: bool,
     /// The addresses of the recorded pods: when one of them ends, its address is missing here.
     pods: BTreeSet<IpAddr>,
-    /// Addresses of pods that have ended, until their connections have, too.
+    /// Addresses of pods that have ended, until their connections are closed.
     ended: BTreeSet<IpAddr>,
     /// The established connections that ended because their endpoint was removed.
     pub connections: EndedConnections,
@@ -54,9 +54,9 @@ impl EndedConnections {
 }
 
 impl Leaving {
-    /// Takes the addresses of the recorded pods. Returns which virtual servers have a draining
-    /// endpoint of a pod that is no longer among them: its connections end with the next sync, for
-    /// nobody is there to end them.
+    /// Takes the addresses of the recorded pods. Returns the virtual servers with a draining
+    /// endpoint whose pod is no longer recorded: its connections end with the next sync, since the
+    /// pod is not there to end them.
     pub fn set_pods(
         &mut self,
         now: BTreeSet<IpAddr>,
@@ -76,10 +76,11 @@ impl Leaving {
         self.ended.clear();
     }
 
-    /// A virtual server as it is wanted, and the endpoints with connections that are not wanted any
-    /// more: they get no new ones, and stay until a resync finds them without. An endpoint goes at
-    /// once when its pod has ended. If that would not be known, since nobody has recorded it here,
-    /// it goes after [`MOST_RESYNCS`] in any case. `known`: as the kernel has it.
+    /// The wanted virtual server, with the unwanted endpoints that still have connections: these
+    /// get no new connections, and stay until a resync finds them without any. If the pod has
+    /// ended, its endpoint is removed at once. If the pod is not recorded here, its end would not
+    /// be noticed, so the endpoint is removed after [`MOST_RESYNCS`] in any case. `known`: the
+    /// virtual server as the kernel has it.
     pub fn keep_endpoints(
         &mut self,
         host: &mut impl Host,
@@ -115,9 +116,9 @@ impl Leaving {
     }
 
     /// The commands for unneeded virtual servers in the kernel (`unwanted`), to which no rule sends
-    /// connections. One with TCP connections gets no new ones, until a resync finds it without.
-    /// Whoever goes on to send datagrams is led elsewhere by rules, so there is nothing to wait
-    /// for.
+    /// connections. A virtual server with TCP connections gets no new ones, and stays until a
+    /// resync finds it without any. Another protocol needs no wait: rules lead later datagrams
+    /// elsewhere.
     pub fn removals<'a>(
         &mut self,
         host: &mut impl Host,
@@ -149,8 +150,9 @@ impl Leaving {
     }
 
     /// Which of these `unused` addresses have been without a virtual server of ours since an
-    /// earlier resync: their routes go. Until then rules refuse what clients still send there, so
-    /// that they need not wait for an answer. Forgets what is not leaving any more.
+    /// earlier resync: their routes can be removed. Until then rules refuse what clients still send
+    /// there, so that no client waits for an answer in vain. Also forgets what is not leaving any
+    /// more.
     pub fn old_addresses(
         &mut self,
         unused: BTreeSet<IpAddr>,

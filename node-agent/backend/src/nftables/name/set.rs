@@ -21,8 +21,8 @@ pub enum FilledBy {
     Packets,
 }
 
-/// Which facts the agent has. What an earlier run programmed from the others is left
-/// alone: a restart must lose nothing while the API, or the state file, cannot be read.
+/// Which facts the agent has. What an earlier run programmed from facts that are not known yet is
+/// left alone: a restart must lose nothing while the API, or the state file, cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KnownFacts {
     /// The state file was read.
@@ -98,7 +98,8 @@ const POD: &[Field] = &[Field::InputInterface, SOURCE];
 /// The number comes first: nft cannot list a rule that updates a set whose key begins with an IPv6
 /// address.
 const CLIENT: &[Field] = &[Field::Priority, SOURCE];
-/// What connections are counted by: the same as [`FRONTEND`], numbers first for the same reason.
+/// What connections are counted by: the fields of [`FRONTEND`], numbers first for the reason given
+/// at [`CLIENT`].
 pub const COUNTED: &[Field] = &[Field::Protocol, Field::DestinationPort, DESTINATION];
 
 /// The sets of IP tables in the order in which they are created, then those of the bridge's table
@@ -107,8 +108,8 @@ const SETS: [SetDeclaration<ServiceSet>; 34] = {
     const ENDPOINT: &[Field] = &[DESTINATION, Field::DestinationPort];
     /// The number of a service port's endpoint.
     const NUMBER: &[Field] = &[Field::Priority];
-    /// Clients: the reserve has room for 128 service ports that use up their budget twice: at once,
-    /// and in the time after.
+    /// The room for clients. In the reserve, that is enough for 128 service ports that use up their
+    /// budget twice: at once, and in the time after.
     const MANY: u32 = 1 << 18;
     /// One budget for each number of a service port.
     const FEW: u32 = 1 << 16;

@@ -9,10 +9,10 @@ use crate::cluster::{Api, NodeAgent};
 use crate::objects::{self, PodObject, ServiceObject, SliceEndpoint, SliceObject, percent};
 use crate::verb::policies::pod_object;
 
-/// Who sends.
+/// The sender of a connection.
 #[derive(Debug)]
 pub struct Sender {
-    /// How its node's agent knows it.
+    /// The name or address by which the agent of its node knows the sender.
     pub query: String,
     pub node: String,
     /// Its own addresses.
@@ -24,7 +24,7 @@ pub struct Sender {
 /// What the connection is addressed to.
 #[derive(Debug)]
 pub struct Destination {
-    /// How the sender's agent knows it.
+    /// The name or address by which the sender's agent knows the destination.
     pub query: String,
     /// `NAMESPACE/NAME` of a service.
     service: Option<String>,
@@ -47,7 +47,7 @@ pub struct AddressOwners(BTreeMap<IpAddr, AddressOwner>);
 const PROTOCOLS: [&str; 5] = ["tcp", "udp", "sctp", "icmp", "icmpv6"];
 
 impl Sender {
-    /// `to` tells the node too, if it is an address of one.
+    /// If `to` is a node's address, it also tells which node gets the packets.
     pub async fn find(
         api: &Api,
         node_agents: &[NodeAgent],
@@ -88,7 +88,7 @@ impl Sender {
         let node = pod.spec.node_name.clone();
         ensure!(!node.is_empty(), "pod {name} is on no node yet");
         let first = *ips.first().with_context(|| format!("pod {name} has no address yet"))?;
-        // Its node's agent knows a pod by name, but one in the node's network only as the node.
+        // Its node's agent knows a pod by name, but a pod in the node's network only by address.
         let query = if pod.spec.host_network { first.to_string() } else { name.to_owned() };
         Ok(Self { query, node, ips, is_in_node_network: pod.spec.host_network })
     }
@@ -200,7 +200,7 @@ impl AddressOwner {
     }
 }
 
-/// What is before the protocol, and the protocol.
+/// The part of `to` before the protocol, and the protocol.
 fn split(to: &str) -> (&str, Option<&str>) {
     match to.rsplit_once('/') {
         Some((end, last)) if PROTOCOLS.contains(&&*last.to_ascii_lowercase()) => (end, Some(last)),
@@ -216,7 +216,7 @@ fn node_of(node_agents: &[NodeAgent], address: IpAddr) -> Option<String> {
     node_agents.iter().find(is_its).map(|node_agent| node_agent.node.clone())
 }
 
-/// The pod that has this address for itself, while it runs.
+/// The pod with this address, while it runs; no pod in a node's network.
 async fn pod_at(api: &Api, address: IpAddr) -> anyhow::Result<Option<PodObject>> {
     let selector = format!("status.podIP={address}");
     let pods: Vec<PodObject> =

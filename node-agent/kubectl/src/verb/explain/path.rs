@@ -1,4 +1,4 @@
-//! What the agents' answers come to. Pure.
+//! Combines the agents' answers to paths. Pure.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use super::ends::AddressOwner;
 use crate::no_answer::NoAnswer;
 
-/// What becomes of the connection.
+/// Whether the connection is permitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ConnectionVerdict {
     Permitted,
-    /// At some endpoints, and at others not.
+    /// Permitted at some endpoints, and refused at others.
     Partly,
     Refused,
-    /// Somebody did not answer, or it leaves what is known.
+    /// An agent did not answer, or the connection leaves what is known.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ pub struct TierRow {
 pub struct PolicyOutcome {
     /// `open`, `permitted`, `refused`, `accepted`, `denied`, `pending`, or `unknown`.
     pub result: String,
-    /// The policy and its rule, or who does not answer.
+    /// The policy and its rule, or why the node did not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -115,11 +115,11 @@ pub struct EndpointPath {
     /// As `explain` takes it.
     pub endpoint: String,
     pub pod: Option<String>,
-    /// `None` if it is on no node that is known.
+    /// `None` if the endpoint is on no node that is known.
     pub node: Option<String>,
     pub egress: PolicyOutcome,
     pub route: PathRoute,
-    /// The source that is seen there; `None` if that is not known.
+    /// The source that the endpoint sees; `None` if that is not known.
     pub source: Option<IpAddr>,
     pub ingress: PolicyOutcome,
     #[serde(rename = "wayBack")]
@@ -162,7 +162,7 @@ impl Explanation {
         match (&*self.verdict, destination) {
             ("forward", _) => Ok(endpoints()),
             ("untouched", Some(destination)) => Ok(vec![destination]),
-            // Policies refuse it on this node, but it has endpoints, and each has its reason.
+            // Policies of this node refuse the connection, but each endpoint has its own reason.
             ("drop", _) if !self.endpoints.is_empty() && !self.policies.is_empty() => {
                 Ok(endpoints())
             }
@@ -186,7 +186,7 @@ impl Explanation {
             row.direction == direction && end.is_none_or(|end| end == target)
         };
         let rows = self.policies.iter().filter(is_it);
-        // Who refuses comes first: a pod may have several addresses.
+        // A row that refuses comes first: a pod may have several addresses.
         let row = rows.max_by_key(|row| ["refused", "denied", "pending"].contains(&&*row.result));
         row.map_or(PolicyOutcome { result: "open".to_owned(), why: None }, PolicyRow::side)
     }
@@ -237,7 +237,7 @@ impl PolicyOutcome {
 impl PathRoute {
     const NONE: Self = Self { result: "none", via: None, why: None, source: None };
 
-    /// `to` is what there is, or is not, a route to.
+    /// `to`: the address that the route leads to.
     fn of(route: Result<RouteAnswer, NoAnswer>, to: IpAddr) -> Self {
         let none = Self::NONE;
         match route {
@@ -266,7 +266,7 @@ impl PathRoute {
 }
 
 impl EndpointPath {
-    /// As far as the sender's agent knows it.
+    /// The path as far as the sender's agent knows it.
     pub fn new(
         sent: &Explanation,
         endpoint: String,
@@ -296,13 +296,14 @@ impl EndpointPath {
         path
     }
 
-    /// How packets to it leave the sender's node.
+    /// Notes how packets to the endpoint leave the sender's node.
     pub fn note_route(&mut self, route: Result<RouteAnswer, NoAnswer>) {
         self.route = PathRoute::of(route, self.target.ip());
         self.verdict = self.combined_verdict();
     }
 
-    /// How packets of the node itself to a service's address would leave it.
+    /// Notes that the sender's node has no route to the service's address `frontend`, if that is
+    /// so.
     pub fn note_frontend_route(&mut self, route: Result<RouteAnswer, NoAnswer>, frontend: IpAddr) {
         let route = PathRoute::of(route, frontend);
         if route.is_missing() {
@@ -316,7 +317,7 @@ impl EndpointPath {
         self.route.source
     }
 
-    /// How packets to the source that is seen there leave the receiver's node.
+    /// Notes how packets to the source that the endpoint sees leave the receiver's node.
     pub fn note_return_route(&mut self, route: Result<RouteAnswer, NoAnswer>) {
         if let Some(source) = self.source {
             self.return_route = PathRoute::of(route, source);
@@ -324,7 +325,7 @@ impl EndpointPath {
         }
     }
 
-    /// What the receiver's agent says.
+    /// Notes what the receiver's agent says.
     pub fn note_ingress(&mut self, received: &Explanation) {
         let side = received.side("ingress", self.target);
         self.ingress = match (&*received.verdict, side.verdict()) {
@@ -344,7 +345,7 @@ impl EndpointPath {
         self.verdict = self.combined_verdict();
     }
 
-    /// Whether it does not get to the receiver's node.
+    /// Whether packets do not get to the receiver's node.
     pub fn is_refused(&self) -> bool {
         self.egress.verdict() == ConnectionVerdict::Refused || self.route.is_missing()
     }
@@ -366,7 +367,7 @@ impl EndpointPath {
         }
     }
 
-    /// What there is to say of it, in the packet's order.
+    /// The reasons, in the order in which a packet meets them.
     pub fn reasons(&self) -> impl Iterator<Item = String> {
         let reason =
             |route: &PathRoute, name: &str| route.why.as_ref().map(|why| format!("{name}: {why}"));

@@ -30,11 +30,11 @@ pub struct PolicyImpact {
     changes: Vec<ChangeRow>,
     /// How many pods were compared.
     pods: usize,
-    /// Those that have no address, and were not.
+    /// Pods that were not compared, since they have no address.
     without_address: Vec<String>,
     /// Addresses outside the cluster that policies tell from all others.
     ranges: Vec<String>,
-    /// `None` if they are said elsewhere.
+    /// `None` if the notes are shown elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     notes: Option<Vec<String>>,
     #[serde(skip)]
@@ -44,7 +44,7 @@ pub struct PolicyImpact {
     is_dual_stack: bool,
 }
 
-/// The same change for all pairs of these subjects and peers; nobody is their own peer.
+/// The same change for all pairs of these subjects and peers, except a subject with itself.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ChangeRow {
@@ -54,11 +54,11 @@ struct ChangeRow {
     subjects: Vec<ImpactMember>,
     peers: Vec<ImpactMember>,
     ports: PortWords,
-    /// `IPv4` and `IPv6`: for which addresses it holds.
+    /// `IPv4`, `IPv6` or both: the families of the addresses for which the change holds.
     families: Vec<String>,
     before: DeciderWords,
     after: DeciderWords,
-    /// If agents were asked for them.
+    /// Set if agents were asked for connections.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     live: Option<RowConnections>,
 }
@@ -116,7 +116,7 @@ impl PolicyImpact {
         }
     }
 
-    /// What could not be read, to be said elsewhere.
+    /// Takes out the notes about what could not be read, to show them elsewhere.
     pub fn take_notes(&mut self) -> Vec<String> {
         self.notes.take().unwrap_or_default()
     }

@@ -13,10 +13,10 @@ use crate::cluster::Api;
 use crate::objects::{self, PodObject};
 use crate::workload::Workload;
 
-/// How many notes about objects that are understood in part.
+/// Maximum number of notes about objects that are understood in part.
 const NOTES: usize = 20;
 
-/// The lists that the API is asked for, and as what.
+/// The lists that the API is asked for, and the kind as which each list is decoded.
 const LISTS: [(ObjectKind, &str); 5] = [
     (ObjectKind::Namespace, "/api/v1/namespaces"),
     (ObjectKind::OtherNode, "/api/v1/nodes"),
@@ -32,7 +32,7 @@ const LISTS: [(ObjectKind, &str); 5] = [
 pub struct ImpactFacts {
     pub events: Vec<Event>,
     pub workloads: HashMap<PodName, Workload>,
-    /// Where pods are.
+    /// The node of each pod.
     pub nodes: HashMap<PodName, String>,
     /// What is not used or not known, and what that means.
     pub notes: Vec<String>,
@@ -107,7 +107,7 @@ impl ImpactFacts {
                     facts.notes.push(note);
                 }
             };
-            // Each Node is read as another's.
+            // Each Node is decoded as another node's.
             let is_asked =
                 |kind| kind == ObjectKind::Node || LISTS.iter().any(|(listed, _)| *listed == kind);
             let source = (format, &*text);

@@ -26,7 +26,6 @@ const EXAMPLES: usize = 3;
 /// The connections of now that a row is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct RowConnections {
-    /// How many.
     #[serde(rename = "connections")]
     pub number: usize,
     /// Some of them, in words.
@@ -45,11 +44,11 @@ impl RowConnections {
     }
 }
 
-/// Those at a connection's ends, as places in [`Impact::ends`], and the destination's port.
+/// The ends of a connection, as indices into [`Impact::ends`], and the destination's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ConnectionEnds {
     client: Option<usize>,
-    /// Whom the receiver's node takes for the client: a node, if it masqueraded.
+    /// The client as the receiver's node sees it: a node, if that node masqueraded.
     seen: Option<usize>,
     receiver: usize,
     family: Family,
@@ -146,7 +145,7 @@ fn sides(impact: &Impact, connection: &Connection) -> Option<ConnectionEnds> {
     })
 }
 
-/// Whether it is a node that reaches its own pod, as it always may.
+/// Whether a node connects to its own pod, which is always permitted.
 fn is_own_node(impact: &Impact, nodes: &HashMap<PodName, String>, sides: &ConnectionEnds) -> bool {
     match (sides.seen.map(|seen| &impact.ends[seen]), &impact.ends[sides.receiver]) {
         (Some(ImpactEnd::Node(node)), ImpactEnd::Pod(pod)) => {

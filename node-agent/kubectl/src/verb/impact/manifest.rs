@@ -36,7 +36,7 @@ pub struct Problems {
 #[derive(Debug)]
 pub struct PolicyDocument {
     event: Event,
-    /// Whether it says its namespace, or has none.
+    /// Whether the manifest names a namespace, or the policy has none.
     is_qualified: bool,
 }
 
@@ -96,8 +96,8 @@ fn place(file: &str, ObjectPosition { document, item, line }: ObjectPosition) ->
     format!("{file}, document {document}{item}{line}")
 }
 
-/// The policies of these files. If `parts_count`, a part that is not understood is an error: whoever
-/// asks what a policy does wants to know that it does something else.
+/// The policies of these files. If `parts_count`, a part that is not understood is an error:
+/// whoever asks what a policy does wants to know that it does something else.
 pub fn policies(files: &[PathBuf], parts_count: bool) -> anyhow::Result<Vec<PolicyDocument>> {
     const POLICIES: [ObjectKind; 2] = [ObjectKind::NetworkPolicy, ObjectKind::ClusterNetworkPolicy];
     let is_policy = |kind| POLICIES.contains(&kind);
@@ -131,7 +131,7 @@ pub fn policies(files: &[PathBuf], parts_count: bool) -> anyhow::Result<Vec<Poli
     Ok(policies)
 }
 
-/// Objects as no node has them: no pod and no Node is its own.
+/// A decoder for no node in particular: no pod is local, and every Node is another node's.
 pub fn decoder() -> Decoder {
     Decoder::new("".into()).with_other_nodes(true)
 }

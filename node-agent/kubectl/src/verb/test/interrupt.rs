@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What ends it: Ctrl-C, a signal, a terminal that is closed.
+/// What ends a test: Ctrl-C, a signal, a terminal that is closed.
 #[cfg(unix)]
 pub struct Interrupt([tokio::signal::unix::Signal; 3]);
 
@@ -18,7 +18,7 @@ impl Interrupt {
         ]))
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
@@ -29,7 +29,7 @@ impl Interrupt {
     }
 }
 
-/// What ends it: Ctrl-C.
+/// What ends a test: Ctrl-C.
 #[cfg(not(unix))]
 pub struct Interrupt;
 
@@ -40,7 +40,7 @@ impl Interrupt {
         Ok(Self)
     }
 
-    /// Waits for the next one.
+    /// Waits for the next Ctrl-C.
     pub async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! What is made in the test's namespace. Pure.
+//! The objects that a test makes in its namespace. Pure.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ pub const CONTAINER: &str = "probe";
 /// The service that all servers are behind.
 pub const SERVICE: &str = "servers";
 
-/// The one that gives a pod the server on its own node.
+/// The service that sends a pod to the server on its own node.
 pub const LOCAL: &str = "local";
 
-/// Who made a namespace.
+/// The label by which the test's namespaces are found.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "kubectl-denizen");
 
 const ROLE: &str = "denizen.io/test-role";
 const CLASS: &str = "denizen.io/test-class";
 const FIRST: &str = "denizen.io/test-first";
 
-/// For the policy's own rule and the label alike.
+/// The class of servers that the policy permits: in its rule, and in the servers' label.
 const PERMITTED: &str = "permitted";
 
 /// How long a newcomer tries its first connections.
@@ -55,8 +55,8 @@ pub fn newcomer(newcomer: &Newcomer, image: &str, lifetime: Duration) -> Value {
     pod(&newcomer.name, &newcomer.node, json!({ ROLE: "newcomer" }), image, args, lifetime)
 }
 
-/// As PodSecurity's `restricted` wants it. The kubelet ends it after its lifetime, whoever else
-/// forgets it.
+/// A pod that PodSecurity's `restricted` permits. The kubelet ends it after its lifetime, even if
+/// nobody deletes it.
 fn pod(
     name: &str,
     node: &str,
@@ -82,7 +82,7 @@ fn pod(
             },
             "containers": [{
                 "name": CONTAINER, "image": image,
-                // It is on the node already: the agent runs there.
+                // The image is on the node already: the agent runs from it.
                 "imagePullPolicy": "IfNotPresent",
                 "args": args,
                 "securityContext": {
@@ -121,8 +121,8 @@ pub fn services() -> [Value; 2] {
     ]
 }
 
-/// The policy that isolates newcomers: of servers they may reach one port, and one class of servers
-/// may reach them.
+/// The policy that isolates newcomers: they may reach one port of servers, and only one class of
+/// servers may reach them.
 pub fn policy() -> Value {
     let port = json!([
         { "protocol": "TCP", "port": PORT }, { "protocol": "UDP", "port": PORT },

@@ -23,22 +23,22 @@ use crate::cluster::Api;
 use crate::objects::{self, percent};
 use crate::output::{Body, Level, described};
 
-/// What the names begin with.
+/// Prefix of the namespaces' names.
 const PREFIX: &str = "denizen-test-";
 
-/// When a run is over for certain.
+/// Annotation: the time after which a run is over for certain.
 const DEADLINE: &str = "denizen.io/test-deadline";
 
-/// Random, so that no namespace is taken for another run's.
+/// Annotation with a random text, so that no namespace is taken for another run's.
 const RUN: &str = "denizen.io/test-run";
 
 /// Time limit for one request.
 const REQUEST: Duration = Duration::from_secs(10);
 
-/// How long a namespace's end is waited for: its pods end first.
+/// How long to wait for the end of a namespace: its pods end first.
 pub const REMOVAL: Duration = Duration::from_secs(30);
 
-/// Between two looks.
+/// The pause between two attempts to delete a namespace.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The namespace of one run.
@@ -48,7 +48,7 @@ pub struct TestNamespace {
     run: String,
 }
 
-/// What became of a namespace.
+/// The result of removing a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Removal {
@@ -75,7 +75,7 @@ struct NamespaceMetadata {
 }
 
 impl TestNamespace {
-    /// A new one, whose run is over after `lifetime`.
+    /// Makes a namespace, whose run is over after `lifetime`.
     pub async fn create(api: &Api, lifetime: Duration) -> anyhow::Result<Self> {
         let run = random_text()?;
         let namespace = Self { name: format!("{PREFIX}{}", &run[..10]), run };
@@ -103,18 +103,18 @@ impl TestNamespace {
             Ok(Err(error)) => anyhow::Error::from(error),
             Err(_) => anyhow::anyhow!("no answer within {REQUEST:?}"),
         };
-        // It may be there all the same.
+        // The namespace may have been made all the same.
         namespace.remove(api).await?;
         Err(why.context("cannot make a namespace"))
     }
 
-    /// The path of its objects of a resource of the core group.
+    /// The API path of a resource of the core group in this namespace.
     pub fn path(&self, plural: &str) -> String {
         format!("/api/v1/namespaces/{}/{plural}", self.name)
     }
 
-    /// Deletes it with all that is in it, if it is this run's, and waits for its end, for a while.
-    /// What fails is tried again.
+    /// Deletes the namespace with all that is in it, if it is this run's, and waits up to
+    /// [`REMOVAL`] for its end. Failed attempts are repeated.
     pub async fn remove(&self, api: &Api) -> anyhow::Result<Removal> {
         let is_own =
             |found: &NamespaceObject| found.metadata.annotations.get(RUN) == Some(&self.run);
@@ -122,7 +122,7 @@ impl TestNamespace {
     }
 }
 
-/// Deletes a namespace that `is_it`.
+/// Deletes the namespace `name`, if it is the right one (`is_it`).
 async fn remove(
     api: &Api,
     name: &str,
@@ -142,12 +142,12 @@ async fn remove(
     last.with_context(|| format!("cannot delete namespace {name}"))
 }
 
-/// What another attempt does not change.
+/// Whether another attempt would fail too.
 fn is_final(error: &anyhow::Error) -> bool {
     match error.downcast_ref::<kube::Error>() {
         Some(kube::Error::Api(status)) => [401, 403].contains(&status.code),
         Some(_) => false,
-        // Its own words.
+        // An error of this module.
         None => true,
     }
 }
@@ -165,7 +165,7 @@ async fn remove_once(
     };
     ensure!(is_it(&found), "namespace {name} is not a test's: it is left as it is");
     if found.metadata.deletion_timestamp.is_none() {
-        // Another one may get its name.
+        // A new namespace may get this name meanwhile.
         let options = json!({ "preconditions": { "uid": found.metadata.uid } });
         match objects::delete(&api.client, &path, &options).await {
             Ok(()) => {}
@@ -217,7 +217,7 @@ pub async fn left_over(api: &Api) -> anyhow::Result<Vec<String>> {
     Ok(over.map(|namespace| namespace.name).collect())
 }
 
-/// What became of all tests' namespaces.
+/// The result of removing all tests' namespaces.
 #[derive(Debug, Serialize)]
 pub struct Cleanup {
     namespaces: Vec<RemovedNamespace>,

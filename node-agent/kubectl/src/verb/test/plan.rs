@@ -1,4 +1,4 @@
-//! Who asks whom, and what must come of it. Pure.
+//! Which pods probe which targets, and the expected outcomes. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -6,19 +6,19 @@ use std::net::{IpAddr, SocketAddr};
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// What servers and newcomers answer at.
+/// The port at which servers and newcomers answer.
 pub const PORT: u16 = 8080;
 
-/// What servers answer at too, and newcomers may not reach.
+/// Another port at which servers answer, and which newcomers may not reach.
 pub const CLOSED: u16 = 8081;
 
-/// What servers' names begin with.
+/// Prefix of the servers' names.
 pub const SERVER: &str = "server-";
 
-/// Up to so many servers, all ask all.
+/// Up to this many servers, each server asks all others.
 const ALL: usize = 20;
 
-/// Of more, each asks its neighbour, and so many others.
+/// With more servers, each asks its neighbour, and this many others.
 const OTHERS: usize = 3;
 
 /// What is tested.
@@ -63,7 +63,7 @@ pub struct TestPod {
 pub struct Newcomer {
     pub name: String,
     pub node: String,
-    /// One of each class.
+    /// One server of each class.
     pub servers: [TestPod; 2],
     /// Empty until it runs.
     pub ips: Vec<IpAddr>,
@@ -73,7 +73,7 @@ pub struct Newcomer {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServiceEnds {
     pub ips: Vec<IpAddr>,
-    /// Of TCP and of UDP.
+    /// For TCP and for UDP.
     pub node_ports: [Option<u16>; 2],
 }
 
@@ -82,16 +82,16 @@ pub struct ServiceEnds {
 pub struct TestFacts {
     pub servers: Vec<TestPod>,
     pub newcomers: Vec<Newcomer>,
-    /// Every server is behind it.
+    /// The service that has every server as an endpoint.
     pub service: ServiceEnds,
-    /// Of it, a pod is given the server on its own node.
+    /// The service that sends a pod to the server on its own node.
     pub local: ServiceEnds,
     /// The addresses of nodes inside the cluster.
     pub nodes: BTreeMap<String, Vec<IpAddr>>,
     pub external: Vec<String>,
 }
 
-/// What must come of a probe.
+/// The expected outcome of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExpectedOutcome {
     /// This pod answers.
@@ -111,12 +111,12 @@ pub struct PlannedProbe {
     pub node: String,
     /// As an argument of `probe connect`: `HOST:PORT/PROTO`.
     pub to: String,
-    /// What that is.
+    /// The target in words.
     pub what: String,
     pub expected: ExpectedOutcome,
 }
 
-/// Whom each of so many asks. `random` returns a number below the one that it is given.
+/// The peers that each of `number` servers asks. `random` returns a number below its argument.
 pub fn peers(number: usize, mut random: impl FnMut(usize) -> usize) -> Vec<Vec<usize>> {
     let others = |own: usize| (0..number).filter(move |other| *other != own);
     if number <= ALL {
@@ -134,7 +134,7 @@ pub fn peers(number: usize, mut random: impl FnMut(usize) -> usize) -> Vec<Vec<u
     (0..number).map(&mut of).collect()
 }
 
-/// The servers of these nodes: one each, and two if there is one node alone.
+/// The servers of these nodes: one each, and two if there is only one node.
 pub fn servers(nodes: &[String]) -> Vec<TestPod> {
     let again = nodes.first().filter(|_| nodes.len() == 1);
     let server = |(number, node): (usize, &String)| TestPod {
@@ -147,8 +147,8 @@ pub fn servers(nodes: &[String]) -> Vec<TestPod> {
     nodes.iter().chain(again).enumerate().map(server).collect()
 }
 
-/// One newcomer a node, beside servers that run: it asks the one on its own node, and one of the
-/// other class.
+/// One newcomer on each node with a running server. It asks the server on its own node, and a
+/// server of the other class.
 pub fn newcomers(servers: &[TestPod]) -> Vec<Newcomer> {
     let first = servers.iter().enumerate().filter(|(_, server)| server.is_first);
     let newcomer = |(number, server): (usize, &TestPod)| {
@@ -162,7 +162,7 @@ pub fn newcomers(servers: &[TestPod]) -> Vec<Newcomer> {
     first.filter_map(newcomer).collect()
 }
 
-/// Those addresses whose family is among these.
+/// The addresses of `to` whose family is also among those of `from`.
 fn reachable<'a>(from: &'a [IpAddr], to: &'a [IpAddr]) -> impl Iterator<Item = IpAddr> + 'a {
     to.iter().copied().filter(|to| from.iter().any(|from| from.is_ipv4() == to.is_ipv4()))
 }
@@ -193,7 +193,7 @@ impl TestPod {
 }
 
 impl Newcomer {
-    /// What its first packets must come to, in the order of its arguments.
+    /// The probes of its first packets, in the order of its arguments.
     pub fn first(&self) -> Vec<PlannedProbe> {
         let probe = |server: &TestPod, to: String, expected: ExpectedOutcome| PlannedProbe {
             kind: CheckKind::Policy,
@@ -214,7 +214,7 @@ impl Newcomer {
         self.servers.iter().flat_map(of).collect()
     }
 
-    /// The probe by which a server connected back to it.
+    /// The probe by which a server connected back to the newcomer, after `probe`.
     pub fn back(&self, probe: &PlannedProbe, to: &str) -> Option<PlannedProbe> {
         let server = self.servers.iter().find(|server| server.shown() == probe.what)?;
         let expected = match server.class {
@@ -234,7 +234,7 @@ impl Newcomer {
         end.is_some_and(|end| self.ips.iter().any(|ip| ip.is_ipv4() == end.is_ipv4()))
     }
 
-    /// Whoever is not isolated reaches what it must not.
+    /// A pod that is not isolated reaches the port that newcomers must not reach.
     fn control(&self) -> impl Iterator<Item = PlannedProbe> + '_ {
         let [one, other] = &self.servers;
         reachable(&one.ips, &other.ips).map(|ip| {
@@ -243,7 +243,7 @@ impl Newcomer {
         })
     }
 
-    /// How servers reach it later.
+    /// The probes by which servers reach the newcomer later.
     fn later(&self) -> impl Iterator<Item = PlannedProbe> + '_ {
         self.servers.iter().flat_map(|server| {
             let ips = reachable(&server.ips, &self.ips);
@@ -259,7 +259,7 @@ impl Newcomer {
 }
 
 impl TestFacts {
-    /// What servers ask.
+    /// The probes that servers make.
     pub fn probes(&self, random: impl FnMut(usize) -> usize) -> Vec<PlannedProbe> {
         let mut probes = Vec::new();
         for (server, peers) in self.servers.iter().zip(peers(self.servers.len(), random)) {

@@ -18,7 +18,7 @@ use crate::no_answer::NoAnswer;
 use crate::objects::{self, PodObject};
 use crate::output::described;
 
-/// Between two looks.
+/// The pause between two reads of the pods.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Pods by name, or why they do not run.
@@ -88,7 +88,7 @@ fn not_made(error: kube::Error) -> NoAnswer {
     NoAnswer::new(code, described(&with_need(error, "its pod was not made", "create pods")))
 }
 
-/// `None` for a pod that may still come to run.
+/// Whether a pod runs, or why it never will; `None` if it may still start.
 fn decided(pod: &PodObject) -> Option<Result<PodObject, NoAnswer>> {
     let status = pod.status.container_statuses.first();
     let ended = status.and_then(|status| status.state.terminated.as_ref());

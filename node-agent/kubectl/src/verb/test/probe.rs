@@ -22,19 +22,19 @@ use crate::session::{self, ContainerCommand};
 /// node.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// How long what must not be reached is tried.
+/// How long a probe tries a target that it must not reach.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// More than an execution takes.
+/// Time limit for executing a command, in addition to the time of its probes.
 const AROUND: Duration = Duration::from_secs(10);
 
-/// Targets of one command: they are in a URL.
+/// Maximum number of targets of one command: they are in a URL.
 const TARGETS: usize = 48;
 
-/// Between two looks.
+/// The pause between two questions to a newcomer that has no results yet.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// What a pod says came of a probe.
+/// A pod's report of a probe.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ProbeReport {
@@ -56,7 +56,7 @@ struct ProbeReports {
     probes: Vec<ProbeReport>,
 }
 
-/// What was asked, and what came of it; or why it was not asked.
+/// A probe and its report; or why the pod was not asked.
 pub type ProbedPair = (PlannedProbe, Result<ProbeReport, NoAnswer>);
 
 /// How pods are reached.
@@ -76,7 +76,8 @@ pub fn patience(timeout: Duration) -> Duration {
 }
 
 impl ProbeRunner<'_> {
-    /// All of these, so many pods at once. In their order.
+    /// Runs these probes, a limited number of commands at once. The results are in the probes'
+    /// order.
     pub async fn all(self, probes: Vec<PlannedProbe>) -> Vec<ProbedPair> {
         let mut by_pod = BTreeMap::<(String, bool, bool), Vec<(usize, PlannedProbe)>>::new();
         for (number, probe) in probes.into_iter().enumerate() {
@@ -142,7 +143,7 @@ impl ProbeRunner<'_> {
         reports.map(|reports| reports.probes)
     }
 
-    /// What came of a newcomer's first connections, and of those back to it.
+    /// The results of a newcomer's first connections, and of the connections back to it.
     pub async fn first_of(self, newcomer: &Newcomer) -> Vec<ProbedPair> {
         let itself = format!("127.0.0.1:{PORT}/tcp");
         let reports = loop {
@@ -159,7 +160,7 @@ impl ProbeRunner<'_> {
             match &mut reports {
                 Err(why) => probed.push((probe, Err(why.clone()))),
                 Ok(reports) => match reports.next() {
-                    // It has no address of that family.
+                    // The newcomer has no address of that family.
                     Some(report) if !newcomer.has_family_of(&report.to) => {}
                     Some(report) => {
                         let back = report.back.as_deref();
@@ -182,7 +183,7 @@ fn incomplete() -> NoAnswer {
 }
 
 impl ExpectedOutcome {
-    /// Whether that is what must come.
+    /// Whether the report shows the expected outcome.
     pub fn is_met(&self, report: &ProbeReport) -> bool {
         let is_reached = ["answered", "connected"].contains(&&*report.outcome);
         match self {
@@ -191,7 +192,7 @@ impl ExpectedOutcome {
                 report.name.as_ref().is_some_and(|name| name.starts_with(SERVER))
             }
             Self::Connection => is_reached,
-            // Another program's answer comes from somebody who was reached.
+            // `failed` may mean that another program answered: then the target was reached.
             Self::Nothing => !is_reached && report.outcome != "failed",
         }
     }

@@ -17,10 +17,10 @@ use crate::survey::Limits;
 use crate::verb::explain::{ClusterExplanation, ExplainArgs, explain};
 use crate::verb::trace::{ClusterTrace, TraceArgs, trace_after};
 
-/// So many failures are explained: of a broken node there are dozens.
+/// Maximum number of failures that are explained: a broken node has dozens.
 const EXPLAINED: usize = 3;
 
-/// So many are followed by packets.
+/// Maximum number of failures whose packets are followed.
 const TRACED: usize = 1;
 
 /// How long packets are followed.
@@ -54,7 +54,7 @@ fn ends(probing: ProbeRunner<'_>, failure: &ConnectivityFailure) -> ExplainArgs 
     ExplainArgs { from, to: failure.to.clone(), via: None }
 }
 
-/// Whether what the agents know does not refuse the connection.
+/// Whether nothing that the agents know refuses the connection.
 fn is_unexplained(explained: Option<&ClusterReport<ClusterExplanation>>) -> bool {
     explained.is_none_or(|explained| explained.body.level() < Level::Failure)
 }
@@ -72,11 +72,11 @@ async fn followed(
         let _ = begins.send(());
     });
     let again = async {
-        // It fails if nobody can be followed.
+        // The wait fails if no packets can be followed.
         if begun.await.is_ok() {
             let _ = probing.connect(&failure.from, vec![&failure.to], &[], FOLLOWING).await;
         }
-        // What became of it is in the trace.
+        // The trace shows the result of this attempt.
         pending().await
     };
     tokio::select! {

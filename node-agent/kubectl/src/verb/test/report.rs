@@ -1,4 +1,4 @@
-//! What came of a test, and how it is shown. Pure.
+//! The results of a test, and how they are shown. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::verb::explain::ClusterExplanation;
 use crate::verb::trace::ClusterTrace;
 use denizen_text::Printable;
 
-/// So many failures are shown as text; all of them are in JSON.
+/// Maximum number of failures that are shown as text; all of them are in JSON.
 const SHOWN: usize = 20;
 
 /// What was tested, and what is wrong.
@@ -36,7 +36,7 @@ struct CheckCount {
     failed: usize,
 }
 
-/// A probe that came to something else than it must.
+/// A probe that did not have the expected outcome.
 #[derive(Debug, Serialize)]
 pub struct ConnectivityFailure {
     pub kind: CheckKind,
@@ -49,12 +49,12 @@ pub struct ConnectivityFailure {
     expected: String,
     outcome: String,
     attempts: u32,
-    /// What came, in words.
+    /// The outcome in words.
     why: String,
     /// What the agents say of such a connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained: Option<ClusterReport<ClusterExplanation>>,
-    /// Whether it should have arrived.
+    /// Whether the probe should have arrived.
     #[serde(skip)]
     should_arrive: bool,
     /// What became of real packets of another attempt.
@@ -62,7 +62,7 @@ pub struct ConnectivityFailure {
     pub traced: Option<ClusterReport<ClusterTrace>>,
 }
 
-/// What the probes came to.
+/// The results of all probes.
 #[derive(Debug)]
 pub struct ProbeSummary {
     pub report: ConnectivityReport,
@@ -150,7 +150,8 @@ impl ConnectivityFailure {
         }
     }
 
-    /// Whether it should have arrived, and did not: what packets came to can be seen.
+    /// Whether the probe should have arrived, and did not: a trace can show what became of its
+    /// packets.
     pub fn is_lost(&self) -> bool {
         self.should_arrive
     }

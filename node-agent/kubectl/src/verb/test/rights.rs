@@ -1,4 +1,4 @@
-//! What the operator may do, before anything is made.
+//! Checks that the operator may do what a test needs, before anything is made.
 
 use futures_util::future::join_all;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! What the nodes' reports come to. Pure.
+//! Combines the nodes' reports. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,7 +28,7 @@ pub struct NodeTrace {
 pub struct ClusterTrace {
     from: String,
     to: String,
-    /// Where they were sent.
+    /// The sender's node.
     node: String,
     packets: Vec<FollowedPacket>,
     /// How many packets were seen on receivers' nodes that are none of these: others from the same
@@ -36,12 +36,11 @@ pub struct ClusterTrace {
     unpaired: usize,
 }
 
-/// One packet.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FollowedPacket {
     outcome: FollowedOutcome,
-    /// Who ended it, or what is not known.
+    /// Where and by what the packet was ended, or what is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
     /// In the packet's order.
@@ -61,7 +60,8 @@ pub enum FollowedOutcome {
     Left,
 }
 
-/// An agent follows so many packets at once, and as many a second: of more, some are not seen.
+/// An agent follows this many packets at once, and this many a second. If there are more, some are
+/// not seen.
 const FOLLOWED: usize = 10;
 
 /// The fields of a report that are needed here. Those that an agent does not have are empty.
@@ -81,7 +81,7 @@ struct PacketReport {
     comparison: Value,
 }
 
-/// By what the same packet is known on another node.
+/// What identifies the packet on another node.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 struct PacketIdentity {
@@ -120,8 +120,8 @@ struct ReportedRule {
 }
 
 /// Pairs what the sender's node reported with what the receivers' nodes did. `followed`: the
-/// endpoints whose nodes followed packets, and these nodes. The names are those of both ends, as
-/// they were asked for, and of the sender's node.
+/// endpoints whose nodes followed packets, and these nodes. The three names: both ends, as they
+/// were asked for, and the sender's node.
 pub fn followed(
     [from, to, node]: [String; 3],
     reports: Vec<NodeTrace>,
@@ -170,13 +170,14 @@ impl FollowedPacket {
 }
 
 impl PacketReport {
-    /// Of a newer agent, what is otherwise than it is known here is as if it were not there.
+    /// A report that is not understood, such as a newer agent's, counts as empty.
     fn of(report: &Value) -> Self {
         Self::deserialize(report).unwrap_or_default()
     }
 
-    /// Whether `there`, on the receiver's node, is the packet that this is on the sender's. The
-    /// source may be masqueraded behind the last hook, so what counts packets is compared.
+    /// Whether `there`, from the receiver's node, reports the same packet as this report of the
+    /// sender's node. The source may be masqueraded after the last hook, so the headers' numbers
+    /// are compared.
     fn is_same(&self, there: &Self) -> bool {
         let is_told = self.identity != PacketIdentity::default();
         let is_known = match is_told {

@@ -21,12 +21,13 @@ enum BoxSide {
 const SHORTEST: i64 = 44;
 const LONGEST: i64 = 220;
 
-/// How far before the end words stand, and up to which width that is the middle.
+/// How far before an edge's end its words stand, and up to which width of an edge that is its
+/// middle.
 const WORDS: i64 = 40;
 const SHORT: i64 = 120;
 
 impl Curve {
-    /// One for each edge. Ends at one side of a box are spread, in the order of the other ends.
+    /// A curve for each edge. Ends at one side of a box are spread, in the order of the other ends.
     pub fn all(drawing: &Drawing, layout: &Layout) -> Vec<Self> {
         let sides: Vec<[BoxSide; 2]> = drawing
             .edges
@@ -67,7 +68,7 @@ impl Curve {
         points.into_iter().enumerate().map(curve).collect()
     }
 
-    /// As SVG has it.
+    /// The curve as a path of SVG.
     pub fn path(&self) -> String {
         let mut path = String::new();
         for part in &self.parts {
@@ -78,7 +79,7 @@ impl Curve {
         path
     }
 
-    /// The middle of its words: before its end, where it is alone and nearly level.
+    /// The middle of the edge's words: before its end, where the edge is alone and nearly level.
     pub fn words(&self) -> (i64, i64) {
         let Some([from, one, two, to]) = self.parts.last() else { return (0, 0) };
         let back = (to.0 - two.0).signum() * WORDS;
@@ -98,7 +99,7 @@ fn part([from, to]: [(i64, i64); 2], [leaves, arrives]: [BoxSide; 2]) -> [(i64, 
     [from, (from.0 + out(leaves), from.1), (to.0 + out(arrives), to.1), to]
 }
 
-/// From which side an edge leaves, and at which it arrives.
+/// The side of a box from which an edge leaves, and the side at which it arrives.
 fn sides(from: i64, to: i64) -> [BoxSide; 2] {
     match from.cmp(&to) {
         std::cmp::Ordering::Less => [BoxSide::Right, BoxSide::Left],

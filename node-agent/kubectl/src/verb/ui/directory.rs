@@ -1,4 +1,4 @@
-//! Whose an address is: workloads, services and nodes, as the API has them.
+//! Which workload, service or node has an address, as the API tells it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub struct Directory {
     pub notes: Vec<String>,
 }
 
-/// Whose an address is that nobody has.
+/// The participant of an address that nothing in the cluster has.
 const OUTSIDE: Participant = Participant::Outside { is_client: true };
 
 /// The label of an EndpointSlice that names its service.
@@ -56,7 +56,7 @@ impl Directory {
         slices: &[SliceObject],
     ) -> Self {
         let mut directory = Self::default();
-        // Pods first: where an address is claimed twice, a service's or a node's is the firmer.
+        // Pods first: if an address is claimed twice, a service or a node overrides a pod.
         directory.add_pods(pods);
         directory.add_services(services, slices);
         directory.add_nodes(node_agents);
@@ -124,7 +124,7 @@ impl Directory {
         }
     }
 
-    /// Whose this end is. `name` is what an agent calls it, if it has a name there.
+    /// The participant at an end with this address. `name`: what the agent calls it, if it does.
     pub fn participant(&self, ip: IpAddr, name: Option<&str>) -> Participant {
         let named = name.and_then(|name| match name.strip_prefix("node ") {
             Some(node) => Some(Participant::Node(node.to_owned())),
@@ -137,7 +137,7 @@ impl Directory {
         self.by_pod.len()
     }
 
-    /// Whether an agent calls something so that has a box here.
+    /// Whether what an agent calls by this name has a box here.
     pub fn knows(&self, name: &str) -> bool {
         !name.contains('/') || self.by_pod.contains_key(name)
     }

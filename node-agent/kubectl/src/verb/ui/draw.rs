@@ -11,7 +11,7 @@ use super::layout::Layout;
 use super::observation::EdgeVerdict;
 use super::participant::{FoldedGroup, Participant};
 
-/// With more edges, words stand at those alone that are pointed at.
+/// With more edges than this, only edges that are pointed at show their words.
 const WORDS: usize = 60;
 
 /// The room for the words of a box, in letters.
@@ -40,7 +40,7 @@ pub fn svg(drawing: &Drawing, layout: &Layout) -> Markup {
     }
 }
 
-/// One sentence.
+/// The drawing in one sentence.
 pub fn summary(drawing: &Drawing) -> String {
     let count = |number: usize, one: &str, many: &str| {
         format!("{number} {}", if number == 1 { one } else { many })
@@ -63,7 +63,7 @@ fn markers() -> Markup {
                     @match verdict {
                         EdgeVerdict::Connected => path.filled d="M1 1 L9 5 L1 9 z" {},
                         EdgeVerdict::Unanswered => path.stroked d="M1 1 L9 5 L1 9" {},
-                        // It does not get there.
+                        // The packet does not get to its destination.
                         EdgeVerdict::Refused | EdgeVerdict::Dropped => {
                             path.stroked d="M1 1 L9 9 M1 9 L9 1" {}
                         },
@@ -158,7 +158,7 @@ fn subtitle(drawn: &DrawnBox) -> (String, bool) {
     (Printable(&text).to_string(), false)
 }
 
-/// What became of its packets, in words.
+/// What became of an edge's packets, in words.
 pub fn described(facts: &EdgeFacts) -> String {
     let counted = EdgeVerdict::ALL.into_iter().rev().filter_map(|verdict| {
         let count = facts.counts[verdict as usize];

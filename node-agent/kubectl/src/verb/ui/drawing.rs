@@ -19,11 +19,11 @@ pub const EDGES: usize = 500;
 /// How many of the boxes may stand for a group.
 const GROUPS: usize = 60;
 
-/// Where not all have a box of their own, so many boxes are drawn, and more only of what somebody
-/// looks for and of what is not well: most eyes see nothing in a picture of 200.
+/// If not every participant can have its own box, this many boxes are drawn, and more only for what
+/// is searched for and what is not well: most people see nothing in a picture of 200.
 const CALM: usize = 60;
 
-/// What somebody looks for.
+/// What the user of the picture looks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PictureFilter {
     /// A text in the name of a box, in a port or in a reason; empty for all.
@@ -48,11 +48,11 @@ pub struct Drawing {
 pub struct DrawnBox {
     pub participant: Participant,
     pub facts: ParticipantFacts,
-    /// How many it stands for.
+    /// How many participants the box stands for.
     pub members: usize,
-    /// Whether something in it, or between its members, is not well.
+    /// Whether something in the box, or between its members, is not well.
     pub is_bad: bool,
-    /// What is between its members, if it stands for several.
+    /// The traffic between its members, if the box stands for several.
     pub inside: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct DrawnEdge {
     /// Positions in [`Drawing::boxes`].
     pub from: usize,
     pub to: usize,
-    /// Those of several ports are one edge if there are too many.
+    /// Several, if there are too many edges: then one edge stands for all ports between two boxes.
     pub ports: BTreeSet<String>,
     pub facts: EdgeFacts,
 }
@@ -77,11 +77,11 @@ impl DrawnEdge {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct OmittedEdges {
     pub edges: usize,
-    /// Those of them that are not well.
+    /// How many of these are not well.
     pub bad: usize,
 }
 
-/// What is seen of the boxes.
+/// Decides which boxes and edges are drawn.
 pub fn drawing(
     participants: &BTreeMap<Participant, ParticipantFacts>,
     edges: impl Iterator<Item = EdgeFacts>,
@@ -100,7 +100,7 @@ pub fn drawing(
     drawn(&places, participants, edges)
 }
 
-/// The most telling first, and how many of them are what somebody looks for, or not well.
+/// The most telling first, and how many of them are searched for, not well, or never folded.
 fn ranked<'a>(
     all: BTreeSet<&'a Participant>,
     participants: &BTreeMap<Participant, ParticipantFacts>,
@@ -134,7 +134,7 @@ fn ranked<'a>(
     (ranked.into_iter().map(|(_, participant)| participant).collect(), telling)
 }
 
-/// How many come first that keep a box of their own.
+/// How many of `ranked`, from the beginning, keep a box of their own.
 fn kept(ranked: &[&Participant], telling: usize) -> usize {
     if ranked.len() <= BOXES {
         return ranked.len();
@@ -153,7 +153,7 @@ fn kept(ranked: &[&Participant], telling: usize) -> usize {
     kept
 }
 
-/// The box of each.
+/// The box of each participant.
 fn places(ranked: &[&Participant], telling: usize) -> BTreeMap<Participant, Participant> {
     let kept = kept(ranked, telling);
     let folded = &ranked[kept..];
@@ -165,7 +165,7 @@ fn places(ranked: &[&Participant], telling: usize) -> BTreeMap<Participant, Part
             named.push(group);
         }
     }
-    // One place is for all others together.
+    // The last box is for all other groups together.
     let with_box = if named.len() > GROUPS { &named[..GROUPS - 1] } else { &named[..] };
     let place = |(at, participant): (usize, &&Participant)| {
         let place = match participant.group() {
@@ -181,7 +181,7 @@ fn places(ranked: &[&Participant], telling: usize) -> BTreeMap<Participant, Part
     ranked.iter().enumerate().map(place).collect()
 }
 
-/// What edges are drawn by.
+/// Edges with the same key are drawn as one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct DrawnKey {
     /// Positions in [`Drawing::boxes`].
@@ -190,7 +190,7 @@ struct DrawnKey {
     port: String,
 }
 
-/// One for each place, sorted.
+/// One box for each place, sorted.
 fn boxes(
     places: &BTreeMap<Participant, Participant>,
     participants: &BTreeMap<Participant, ParticipantFacts>,
@@ -261,7 +261,8 @@ fn drawn(
     chosen(boxes, merged)
 }
 
-/// The edges between two boxes that are drawn as one. Its key has no port if `ports` are several.
+/// Edges between two boxes that are drawn as one. If there are too many edges, their [`DrawnKey`]
+/// has no port.
 struct MergedEdge {
     ports: BTreeSet<String>,
     facts: EdgeFacts,
@@ -304,7 +305,7 @@ impl PictureFilter {
         self.finds(participant) && (!self.problems || facts.mark.is_some())
     }
 
-    /// In what is shown.
+    /// Whether the searched text is in `text`, as that is shown.
     fn finds(&self, text: &dyn fmt::Display) -> bool {
         let shown = || Printable(&text.to_string()).to_string().to_lowercase();
         self.search.is_empty() || shown().contains(&self.search.to_lowercase())

@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use super::observation::{EdgeKey, EdgeObservation, EdgeVerdict, ExampleEnds};
 
-/// How long an edge is remembered that is not seen any more, in minutes.
+/// For how many minutes an edge is remembered that is not seen any more.
 pub const MINUTES: usize = 15;
 
 /// How many edges are remembered: 10 MB, as a rule.
 const EDGES: usize = 20_000;
 
-/// So many of them are those of rules that drop, if there are as many.
+/// Of these, this many are reserved for edges whose packets rules dropped, if there are as many.
 const RULED: usize = EDGES / 4;
 
 /// How many reasons of one edge are remembered.
@@ -46,10 +46,10 @@ struct EdgeHistory {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeFacts {
     pub key: Rc<EdgeKey>,
-    /// Of the last minutes, by verdict: of connections, the most at one sample of a minute, summed;
-    /// of packets, those that were seen.
+    /// The last minutes, by verdict. For connections, the sum of each minute's largest sample; for
+    /// packets, how many were seen.
     pub counts: [u64; VERDICTS],
-    /// Tracked now.
+    /// Connections that are tracked now.
     pub open: u64,
     /// The worst of the last minutes.
     pub verdict: EdgeVerdict,
@@ -88,14 +88,14 @@ impl EdgeFacts {
         self.age = self.age.min(other.age);
         self.reasons.extend(other.reasons);
         while self.reasons.len() > REASONS {
-            // The mildest.
+            // The mildest reason.
             self.reasons.pop_first();
         }
     }
 }
 
 impl History {
-    /// What is tracked at this minute.
+    /// Adds the connections that are tracked at this minute.
     pub fn connections(&mut self, minute: u64, observations: Vec<EdgeObservation>) {
         self.edges.values_mut().for_each(|edge| edge.open = [0; VERDICTS]);
         for observation in observations {
@@ -109,7 +109,7 @@ impl History {
     }
 
     /// Packets, each with the minute when they were seen: now, or fewer than [`MINUTES`] ago. All
-    /// at once, as to forget costs a look at every edge.
+    /// in one call, since forgetting edges costs a look at every edge.
     pub fn packets(&mut self, seen: impl IntoIterator<Item = (u64, Vec<EdgeObservation>)>) {
         let mut last = 0;
         for (minute, observations) in seen {
@@ -140,7 +140,7 @@ impl History {
         });
         edge.go_on_to(minute);
         if let Some(reason) = reason {
-            // What is explained is what was refused.
+            // The ends that are explained are those of the worst refusal.
             if !edge.reasons.iter().any(|(known, _)| *known >= verdict) {
                 edge.ends = ends;
             }
@@ -286,7 +286,7 @@ mod tests {
         history.connections(103, Vec::new());
         let edge = history.edges().next().unwrap();
         assert_eq!((edge.open, edge.age, edge.minutes[MINUTES - 4]), (0, 3, 19));
-        // What was dropped is forgotten before what is connected still.
+        // Drops are forgotten before connections that still exist.
         for minute in 104..120 {
             history.connections(minute, vec![seen("a", EdgeVerdict::Connected, 1)]);
         }

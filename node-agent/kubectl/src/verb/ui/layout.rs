@@ -1,5 +1,5 @@
-//! Where boxes stand: who asks is left of who answers. The same drawing gives the same picture, and
-//! a box that was there stays in its column and in its order. Pure.
+//! Where boxes stand: who asks is left of who answers. The same drawing gives the same picture. A
+//! box that was in the picture before stays in its column, in the same order. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::drawing::Drawing;
 use super::participant::Participant;
 use super::track::{Tracks, lay};
 
-/// Between columns that edges cross, and between those they do not.
+/// The space between columns that edges cross, and between columns that no edge crosses.
 const CROSSED: i64 = 76;
 const SPLIT: i64 = 26;
 
@@ -41,7 +41,7 @@ pub struct Layout {
     pub tracks: Tracks,
 }
 
-/// Boxes by number, and who is next to whom.
+/// For each box, by its number, the boxes that its edges lead to, and those that they come from.
 struct Links {
     after: Vec<BTreeSet<usize>>,
     before: Vec<BTreeSet<usize>>,
@@ -67,9 +67,10 @@ impl Links {
         all.filter(move |other| *other != at)
     }
 
-    /// The boxes so that few edges lead backward, however many circles there are (Eades, Lin and
-    /// Smyth): who asks nobody else comes last, whom nobody else asks comes first, and of the
-    /// others the first is who asks most and is asked least.
+    /// An order of the boxes in which few edges lead backward, however many cycles there are
+    /// (Eades, Lin and Smyth). A box that asks no other comes last, and a box that no other asks
+    /// comes first. Of the rest, the first is the box whose outgoing edges outnumber its incoming
+    /// ones most.
     fn forward(&self) -> Vec<usize> {
         let mut rest: BTreeSet<usize> = (0..self.after.len()).collect();
         let (mut first, mut last) = (Vec::new(), Vec::new());
@@ -110,12 +111,13 @@ impl Links {
                 layers[*next] = layers[*next].max(layers[*at] + 1);
             }
         }
-        // A longer way is pressed together.
+        // If there are more layers than `LAYERS`, neighbouring layers become one.
         let longest = layers.iter().copied().max().unwrap_or_default() + 1;
         if longest > LAYERS {
             layers.iter_mut().for_each(|layer| *layer = *layer * LAYERS / longest);
         }
-        // Who only asks stands beside whom it asks. Outside stays at the edge.
+        // A box that only asks stands beside the leftmost box that it asks. `Outside` stays at the
+        // edge of the picture.
         for at in (0..order.len()).filter(|at| self.before[*at].is_empty()) {
             if !matches!(drawing.boxes[at].participant, Participant::Outside { .. })
                 && let Some(next) = self.after[at].iter().map(|next| layers[*next]).min()
@@ -128,7 +130,8 @@ impl Links {
 }
 
 impl Arrangement {
-    /// That of the boxes with edges. What `earlier` has stays where it is, unless most is new.
+    /// The arrangement of the boxes with edges. Boxes of `earlier` stay where they are, unless most
+    /// boxes are new.
     pub fn of(drawing: &Drawing, earlier: Option<&Self>) -> Self {
         let links = Links::of(drawing);
         let linked: Vec<usize> =
@@ -171,7 +174,8 @@ impl Arrangement {
         all.filter_map(|(participant, place)| Some((*number.get(participant)?, place))).collect()
     }
 
-    /// With the new boxes, each in the column beside a neighbour, at the end.
+    /// This arrangement with the new boxes, each at the end of the column beside a neighbour's
+    /// column.
     fn with(
         &self,
         drawing: &Drawing,
@@ -396,7 +400,7 @@ mod tests {
         assert_eq!(x[5], x[2]);
         let lowest = layout.corners[..6].iter().map(|(_, y)| y + HEIGHT).max().unwrap();
         assert!(layout.idle.unwrap() > lowest && layout.corners[6].1 > lowest, "{layout:?}");
-        // A circle has an end.
+        // A cycle gets an order too.
         laid_out(&drawing(&[0, 1, 2], &[(0, 1), (1, 2), (2, 0), (1, 1)]));
     }
 

@@ -10,7 +10,7 @@ use super::participant::Participant;
 use crate::verb::connections::{ClusterConnection, ClusterConnections, Connection, NamedEnd};
 use crate::verb::refused::Flow;
 
-/// What an edge is about.
+/// What identifies an edge.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeKey {
     pub from: Participant,
@@ -53,7 +53,7 @@ pub struct ExampleEnds {
     pub via: Option<String>,
 }
 
-/// So many of one kind.
+/// A number of connections or packets of one kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeObservation {
     pub key: EdgeKey,
@@ -110,7 +110,8 @@ pub fn of_refused(
     by_minute.into_iter().map(observations).collect()
 }
 
-/// The edges of all connections. One to a service is two: to the service, and on to its endpoint.
+/// The edges of all connections. A connection to a service has two: to the service, and on to its
+/// endpoint.
 pub fn of_connections(
     connections: &ClusterConnections,
     directory: &Directory,
@@ -167,7 +168,7 @@ pub fn of_dropped(
             "refused" => EdgeVerdict::Refused,
             _ => EdgeVerdict::Dropped,
         };
-        // On the node that sees it, an end of that name is the node.
+        // `this node` is the node that reports the packet.
         let named = |end: &NamedEnd| match end.name.as_deref() {
             Some("this node") => Participant::Node(node.to_owned()),
             _ => participant_of(end, directory),
@@ -336,7 +337,7 @@ mod tests {
         let to_service =
             "a/client -> service a/web ssh refused 4 no policy: a/deny; a/client 10.0.2.7:22/tcp";
         assert_eq!(of(packet(more)), [to_service]);
-        // What is not IP has no ends.
+        // A packet that is not IP has no ends.
         assert!(of(json!({ "verdict": "dropped", "reason": "tagged" })).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Who takes part: the boxes of the picture.
+//! The participants of connections: the boxes of the picture.
 
 use std::fmt;
 
@@ -20,11 +20,11 @@ pub enum Participant {
         namespace: String,
         name: String,
     },
-    /// Those of a group that are not drawn one by one.
+    /// The members of a group that are not drawn one by one.
     Rest(FoldedGroup),
 }
 
-/// What is folded into one box.
+/// A group of participants that is folded into one box.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FoldedGroup {
     Namespace(String),
@@ -34,7 +34,7 @@ pub enum FoldedGroup {
 }
 
 impl Participant {
-    /// The group it is folded into; `None` for what never is.
+    /// The group that the participant may be folded into; `None` if it never is.
     pub fn group(&self) -> Option<FoldedGroup> {
         match self {
             Self::Outside { .. } => None,

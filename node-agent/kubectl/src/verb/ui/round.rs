@@ -17,14 +17,14 @@ use crate::verb::drops::{Counts, merged};
 use crate::verb::only;
 use crate::verb::refused::{self, NodeRefused};
 
-/// How many connections all nodes together show, and the fewest and the most of one node.
+/// How many connections all nodes together show, and the minimum and maximum for one node.
 const CONNECTIONS: usize = 50_000;
 const OF_A_NODE: (usize, usize) = (50, 2_000);
 
 /// Up to this many nodes, dropped packets are watched on all of them.
 const WATCHED: usize = 20;
 
-/// With more nodes, they are watched on this many of those whose counters have risen.
+/// With more nodes, dropped packets are watched on this many nodes whose counters have risen most.
 const RISEN: usize = 50;
 
 /// Up to this many pods, the API's objects are read in each round.
@@ -40,7 +40,7 @@ pub struct RoundMemory {
     dropped: BTreeMap<String, u64>,
     /// The minute when the API's objects were read.
     read: Option<u64>,
-    /// The kernels were asked what they had noted before.
+    /// Whether the kernels were asked what they had noted before.
     has_noted: bool,
 }
 
@@ -52,7 +52,8 @@ struct NodeAnswers {
     refused: Option<Result<NodeRefused, NoAnswer>>,
 }
 
-/// Asks everybody, and puts what they say into `state` as it comes. `minute` is the time now.
+/// Asks the API and the agents, and puts their answers into `state` as they come. `minute` returns
+/// the current minute.
 pub async fn round(
     api: &Api,
     limits: Limits,

@@ -34,7 +34,7 @@ pub fn parts(
     }
 }
 
-/// Text of others on one line.
+/// A text that others wrote, made printable.
 fn text(text: &str) -> Markup {
     html! { (Printable(text)) }
 }

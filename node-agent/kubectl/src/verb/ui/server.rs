@@ -81,7 +81,7 @@ fn refused(ui: &Ui, method: &Method, path: &str, headers: &HeaderMap) -> Option<
 fn has_token(headers: &HeaderMap, token: &str) -> bool {
     let given = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let Some(given) = given.and_then(|given| given.strip_prefix(b"Bearer ")) else { return false };
-    // As long for a token that is nearly right.
+    // The comparison takes as long for a token that is nearly right.
     given.len() == token.len()
         && given.iter().zip(token.bytes()).fold(0, |sum, (one, other)| sum | (one ^ other)) == 0
 }
@@ -134,7 +134,7 @@ fn filter(query: &str) -> PictureFilter {
     }
 }
 
-/// For who does not see the picture.
+/// For people who do not see the picture.
 const KEYS: &str = "the picture: up and down go from edge to edge, left and right from box to box, \
                     Enter explains or opens; the table below has the same edges";
 

@@ -18,7 +18,7 @@ use crate::survey::Unanswered;
 use crate::verb::connections::{ClusterConnections, TruncatedNode};
 use crate::verb::refused::NodeRefused;
 
-/// How many pictures' columns are remembered, so that nothing jumps.
+/// For how many filters the columns of the picture are remembered, so that boxes do not jump.
 const ARRANGEMENTS: usize = 16;
 
 #[derive(Debug, Default)]
@@ -30,9 +30,8 @@ pub struct State {
     watch_notes: Vec<String>,
     /// Notes on noted flows that are missing.
     noted_notes: Vec<String>,
-    /// By what is looked for.
     arrangements: BTreeMap<PictureFilter, Arrangement>,
-    /// It grows when something changes.
+    /// A number that grows when something changes.
     version: u64,
     is_known: bool,
 }
@@ -44,7 +43,7 @@ fn shared_notes(texts: Texts) -> Vec<String> {
     texts.sorted().into_iter().map(note).collect()
 }
 
-/// What is to be said of nodes that have more connections than they show.
+/// The note on nodes that have more connections than they show.
 fn partly(more: &[TruncatedNode]) -> Option<String> {
     let nodes: Vec<&String> = more.iter().map(|TruncatedNode { node, .. }| node).collect();
     let shown: usize = more.iter().map(|TruncatedNode { shown, .. }| shown).sum();
@@ -107,7 +106,8 @@ impl State {
         self.version += 1;
     }
 
-    /// What was seen of dropped packets; nodes that did not show them, and why.
+    /// Takes the dropped packets that were seen, and the nodes that did not show them, with the
+    /// reason.
     pub fn dropped(&mut self, minute: u64, seen: &[(String, NodeDropped)], silent: &[Unanswered]) {
         let mut notes = Texts::default();
         let directory = &self.directory;

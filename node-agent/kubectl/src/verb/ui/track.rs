@@ -13,7 +13,7 @@ pub type Tracks = BTreeMap<usize, Vec<(i64, i64)>>;
 const THICKNESS: i64 = 6;
 const BESIDE: i64 = 8;
 
-/// With more of them in one column, there is no room.
+/// With more edges than this in one column, there is no room.
 const MOST: usize = 24;
 
 /// What stands in a column.
@@ -31,7 +31,7 @@ impl ColumnEntry {
         }
     }
 
-    /// The distance of the middles of two that stand next to each other.
+    /// The distance between the middles of two entries that stand next to each other.
     fn distance(self, next: Self) -> i64 {
         let between = match (self, next) {
             (Self::Box(_), Self::Box(_)) => GAP,
@@ -41,8 +41,8 @@ impl ColumnEntry {
     }
 }
 
-/// Gives each edge that leads past columns a place in them, and moves the boxes there apart. Nobody
-/// has one if there are too many.
+/// Gives each edge that leads past columns a place in them, and moves the boxes there apart. If
+/// there are too many edges, none has a place.
 pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)]) -> Tracks {
     let mut layer_of = BTreeMap::new();
     for (layer, boxes) in layers.iter().enumerate() {
@@ -79,7 +79,7 @@ pub fn lay(layers: &[Vec<usize>], drawing: &Drawing, corners: &mut [(i64, i64)])
     tracks
 }
 
-/// Moves what overlaps apart, and nothing further than it must.
+/// Moves entries that overlap apart, and none of them further than it must.
 fn apart(column: &mut [(i64, ColumnEntry)]) -> impl Iterator<Item = (i64, ColumnEntry)> {
     column.sort_unstable();
     let mut down: Vec<i64> = column.iter().map(|(wished, _)| *wished).collect();
@@ -112,7 +112,7 @@ mod tests {
         for two in moved.windows(2) {
             assert!(two[1].0 - two[0].0 >= two[0].1.distance(two[1].1), "{moved:?}");
         }
-        // What has room stays.
+        // Entries with enough room stay where they are.
         let mut wide =
             vec![(0, ColumnEntry::Box(0)), (500, ColumnEntry::Box(1)), (250, ColumnEntry::Edge(0))];
         let moved: Vec<i64> = apart(&mut wide).map(|(middle, _)| middle).collect();

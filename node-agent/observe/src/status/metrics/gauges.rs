@@ -1,4 +1,5 @@
-//! Gauges. Counting costs time in proportion to what there is, so they are set only on request.
+//! Gauges. The time to count grows with the number of services and pods, so gauges are set only on
+//! request.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

@@ -16,8 +16,8 @@ type TimestampGauge = Gauge<f64, AtomicU64>;
 /// The labels of [`LikeKubeProxy::no_local_endpoints`]: family and policy.
 type PolicyLabels = [(&'static str, &'static str); 2];
 
-/// kube-proxy's label. It has a proxy for each family; this agent programs both together, so what
-/// is measured of a whole sync counts for both.
+/// kube-proxy's label. kube-proxy has a proxy for each family; this agent programs both together,
+/// so what is measured of a whole sync counts for both.
 pub fn ip_family(family: IpFamily) -> Label {
     let name = match family {
         IpFamily::V4 => "IPv4",
@@ -35,8 +35,8 @@ pub enum SyncExtent {
     Partial,
 }
 
-/// Metrics with kube-proxy's names and meanings (`pkg/proxy/metrics`). Those with a label are by
-/// [`ip_family`], unless they say something else.
+/// Metrics with kube-proxy's names and meanings (`pkg/proxy/metrics`). The label, if there is one,
+/// is [`ip_family`], unless a metric says something else.
 #[derive(Debug, Clone)]
 pub struct LikeKubeProxy {
     /// From the first change received to the kernel's acknowledgement, in seconds: all syncs, full

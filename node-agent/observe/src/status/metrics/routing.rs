@@ -11,7 +11,7 @@ use super::Label;
 use denizen_plan::AnnouncementClass;
 use denizen_routing::{AnnouncementsStatus, RoutingStatus};
 
-/// All are 0 while it is off.
+/// All are 0 while routing is off.
 #[derive(Debug, Clone, Default)]
 pub struct RoutingMetrics {
     routes: Gauge,

@@ -15,8 +15,8 @@ use denizen_plan::{FrontendAddress, FrontendKey, Plan};
 /// Namespace, service, port, protocol and family.
 type ConnectionLabels = [(&'static str, String); 5];
 
-/// Counters of a service port's frontends together. The kernel's counters end with their frontends
-/// and begin anew; these only rise.
+/// One counter for all frontends of a service port. The kernel's counters are removed with their
+/// frontends, and begin at 0 when they are created again; these only rise.
 #[derive(Debug, Clone, Default)]
 pub struct ServiceMetrics {
     connections: Family<ConnectionLabels, Counter>,
@@ -38,7 +38,8 @@ impl ServiceMetrics {
         metrics
     }
 
-    /// Adds what the kernel has counted since the last time. Series of services that are gone go.
+    /// Adds what the kernel has counted since the last call. Removes the series of services that
+    /// are gone.
     pub fn set(&self, connections: &BTreeMap<FrontendConnections, u64>, plan: &Plan) {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Counted { by_frontend, series } = &mut *counted;

@@ -33,7 +33,7 @@ const BUSY: Duration = Duration::from_millis(50);
 /// How often old and new streams are compared.
 const COMPARED: Duration = Duration::from_millis(250);
 
-/// After this time, new streams lead although the old ones still show something else.
+/// After this time, new streams lead although the old ones still show different pods.
 const COMPARING: Duration = Duration::from_secs(60);
 
 /// After this many failed lists of a namespace, it is no longer waited for.
@@ -58,11 +58,12 @@ pub enum NodeCount {
 pub struct PodScopes {
     /// `None` until it is chosen. Until then only this node's pods are followed.
     pub wanted: latest::Receiver<Option<PodScope>>,
-    /// Gets how many nodes there are, before anything is listed; `None` if nobody asks.
+    /// Receives the number of nodes, before anything is listed; `None` if that number is not
+    /// needed.
     pub nodes: Option<latest::Sender<NodeCount>>,
 }
 
-/// What the streams are followed with.
+/// What all streams are followed with.
 pub(in crate::kube) struct PodFollowersConfig {
     pub config: KubeConfig,
     pub scopes: PodScopes,
@@ -80,12 +81,12 @@ pub(in crate::kube) struct PodFollowers {
     with: PodFollowersConfig,
     streams: BTreeMap<StreamScope, Stream>,
     merge: PodMerge,
-    /// The last that was sent.
+    /// The coverage that was sent last.
     coverage: Option<PodCoverage>,
     listed: bool,
-    /// Since when new streams are compared with the old ones, and when they were last.
+    /// Since when new streams are compared with the old ones, and when they were compared last.
     compared: Option<(Instant, Instant)>,
-    /// The stream to be asked first for what it brings: all have their turn.
+    /// Which stream is polled first. It changes each time, so that every stream has its turn.
     turn: usize,
 }
 
@@ -201,7 +202,8 @@ impl PodFollowers {
         self.streams.insert(scope, stream);
     }
 
-    /// When a stream's first list is due. All agents may begin at once to follow all pods.
+    /// The delay of a stream's first list. The stream of all pods is delayed even after the start,
+    /// since all agents may begin to follow all pods at once.
     fn list_delay(&self, scope: &StreamScope) -> Arc<ListDelay> {
         if !self.listed && *scope != StreamScope::OwnPods {
             return self.with.list_delay.clone();
@@ -226,7 +228,8 @@ impl PodFollowers {
                     self.merge.add_all();
                     self.start(StreamScope::All);
                 }
-                // They were only begun, and all pods lead.
+                // If the stream of all pods leads, any streams of namespaces were only being
+                // prepared: end them.
                 if self.merge.is_led_by_all() {
                     self.keep_namespaces(|_| false).await?;
                 }
@@ -250,7 +253,7 @@ impl PodFollowers {
         Ok(())
     }
 
-    /// Ends the other streams of namespaces.
+    /// Ends the streams of namespaces, except where the namespace `is_kept`.
     async fn keep_namespaces(&mut self, is_kept: impl Fn(&Arc<str>) -> bool) -> Result<(), Closed> {
         let is_gone = |scope: &StreamScope| match scope {
             StreamScope::PodsOf(name) => !is_kept(name),
@@ -269,7 +272,7 @@ impl PodFollowers {
         self.with.outlet.send(events).await
     }
 
-    /// The stream of all pods is no longer wanted. Those of namespaces lead.
+    /// Ends the stream of all pods, which is no longer wanted. The streams of namespaces lead.
     async fn end_all(&mut self) -> Result<(), Closed> {
         self.streams.remove(&StreamScope::All);
         self.compared = None;
@@ -296,7 +299,7 @@ impl PodFollowers {
             }
             let is_refused = matches!(event, Event::Refused(_));
             stream.refused |= is_refused;
-            // One namespace says nothing of the others.
+            // That one namespace is refused does not mean that pods in general are.
             if !is_refused || !matches!(scope, StreamScope::PodsOf(_)) {
                 rest.push(event);
             }
@@ -316,8 +319,9 @@ impl PodFollowers {
         self.with.outlet.send(events).await
     }
 
-    /// Between streams of namespaces and that of all pods: the old ones stay until the new ones are
-    /// complete, and show the same.
+    /// Switches between the streams of namespaces and the stream of all pods. The old streams stay
+    /// until the new ones are complete and then, for at most [`COMPARING`], until they show the
+    /// same pods.
     async fn change_lead(&mut self) -> Result<(), Closed> {
         let Some(wanted) = self.with.scopes.wanted.borrow().clone() else { return Ok(()) };
         let has_listed =

@@ -1,8 +1,9 @@
 //! One view of pods that several streams bring. Pure.
 //!
-//! The streams are not in step with each other, so of each pod one stream decides: of a pod of this
-//! node that of this node, of others that of the namespace, or that of all pods. Which of these two
-//! leads changes at once, when the new streams are complete and as far as the old ones were.
+//! The streams are not in step with each other, so one stream decides about each pod. About this
+//! node's pods, this node's stream decides. About other pods, either the stream of their namespace
+//! decides or the stream of all pods: whichever leads. The lead changes at once for all pods, when
+//! the new streams are complete and as up to date as the old ones.
 
 #[cfg(test)]
 mod tests;
@@ -24,12 +25,13 @@ pub(super) struct PodMerge {
     all: Option<PodView>,
     /// Whether the stream of all pods decides about namespaces that have a stream of their own.
     all_leads: bool,
-    /// When the grace periods of pods are over, in seconds since 1970. Empty while all are known.
+    /// Pods that are ending, by the end of their grace period in seconds since 1970. Empty while
+    /// the stream of all pods leads.
     ending: BTreeSet<(i64, PodName)>,
 }
 
-/// The pods of other nodes that a stream has. The model has those about which the stream decides,
-/// and no second copy of them.
+/// The pods of other nodes that a stream has brought. The pods about which the stream decides are
+/// shared with the model, not copied.
 type PodView = HashSet<PodByName, RandomState>;
 
 impl PodMerge {
@@ -52,8 +54,8 @@ impl PodMerge {
     /// Takes a change of this node's stream. If the pod is gone, another node may have one of the
     /// same name by now.
     fn take_own(&mut self, name: PodName, pod: Option<Arc<ClusterPod>>, now: i64) -> Option<Event> {
-        // An answer about a single pod may be about one of another node; and of host-network pods
-        // only the node's addresses count, which are known here.
+        // An answer about a single pod may be about a pod of another node. Of host-network pods
+        // only the node's addresses count, and this node knows its own.
         let pod = pod.filter(|pod| pod.here.is_some());
         if pod.is_some() {
             self.own.insert(name.clone());
@@ -113,7 +115,7 @@ impl PodMerge {
         }
     }
 
-    /// The view that decides about pods of a namespace which are not of this node.
+    /// The view that decides about the pods of a namespace on other nodes.
     fn deciding(&mut self, namespace: &str) -> Option<&mut PodView> {
         match self.namespaces.get_mut(namespace) {
             Some(view) if !self.all_leads => Some(view),
@@ -180,8 +182,8 @@ impl PodMerge {
         self.all_leads
     }
 
-    /// Whether the stream of all pods and those of namespaces show the same of the namespaces that
-    /// are `listed`: who leads makes no difference now.
+    /// Whether the stream of all pods and those of namespaces show the same pods in the namespaces
+    /// that are `listed`. If so, it makes no difference which of them leads.
     pub fn agrees(&self, listed: impl Fn(&str) -> bool, now: i64) -> bool {
         let Some(all) = &self.all else { return false };
         let counts = |pod: &ClusterPod| {
@@ -224,8 +226,8 @@ impl PodMerge {
         self.all_handed_over(names, now)
     }
 
-    /// When [`Self::end`] is due, in seconds since 1970. While all pods are known it never is: the
-    /// younger pod with an address has it.
+    /// When [`Self::end`] is due, in seconds since 1970. Never while the stream of all pods leads:
+    /// then, of two pods with one address, the younger has it.
     pub fn next_end(&self) -> Option<i64> {
         self.ending.first().map(|(ends, _)| *ends)
     }

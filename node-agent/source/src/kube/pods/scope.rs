@@ -11,7 +11,7 @@ use kube::core::Request;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodScope {
     All,
-    /// Those of these namespaces.
+    /// Only the pods of these namespaces.
     Namespaces(BTreeSet<Arc<str>>),
 }
 
@@ -35,7 +35,7 @@ impl StreamScope {
         }
     }
 
-    /// A further field selector. No pod stops to match it.
+    /// A further field selector. No pod stops matching it.
     pub fn fields(&self, node_name: &str) -> Option<String> {
         match self {
             Self::All | Self::PodsOf(_) => None,

@@ -1,4 +1,4 @@
-//! Who is at the ends: pods by workload, nodes, and addresses outside.
+//! The ends of connections: pods by workload, nodes, and addresses outside.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,10 +23,10 @@ pub struct ImpactMember {
     pub namespace: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// How many of a workload's pods.
+    /// How many of the workload's pods take part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pods: Option<usize>,
-    /// How many it has.
+    /// How many pods the workload has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of: Option<usize>,
 }
@@ -122,7 +122,7 @@ impl ImpactEnds {
         outside.collect()
     }
 
-    /// Who is at these places. Sorted.
+    /// The members at these places in `ends`. Sorted.
     pub fn members(&self, places: &BTreeSet<usize>) -> Vec<ImpactMember> {
         let mut pods: BTreeMap<&Workload, usize> = BTreeMap::new();
         let mut members = Vec::new();
@@ -143,7 +143,7 @@ impl ImpactEnds {
         members
     }
 
-    /// For a person: shorter where it is all of a kind.
+    /// The text for a person, such as `every pod` in place of a list of all pods.
     pub fn text(&self, members: &[ImpactMember]) -> String {
         let whole: Vec<&ImpactMember> = members
             .iter()

@@ -1,4 +1,4 @@
-//! Ports, and who decides, in words and for programs.
+//! Ports, and the policies that decide, in words and for programs.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ impl fmt::Display for PortWords {
     }
 }
 
-/// Who decides.
+/// What decides a connection.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DeciderWords {
     /// `open`, `permitted`, `refused`; `accepted`, `denied` by a ClusterNetworkPolicy.
