@@ -1,8 +1,9 @@
 //! Three hundred pods at once beside busy loops, with the agent in a cgroup of the weight that its
 //! DaemonSet requests: `cargo build-plugin`, then `cargo bench --bench busy_node`, as root.
 //!
-//! Numbers behind `--` are other requests, in thousandths of a processor. `DENIZEN_AGENT` names
-//! another agent. Goal: each ADD is answered within 250 ms. It prints, and asserts nothing.
+//! Numbers behind `--` are other CPU requests to try, in thousandths of a processor.
+//! `DENIZEN_AGENT` names another agent. Goal: each ADD is answered within 250 ms. It prints, and
+//! asserts nothing.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
 //! What decoding costs: `cargo bench -p denizen-tests --bench decode`.
 //!
 //! Pods, Services and EndpointSlices as a cluster has them, each in JSON and in protobuf: bytes,
-//! processor time and allocations of one. It prints, and asserts nothing.
+//! processor time and allocations for one object. It prints, and asserts nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
@@ -78,7 +78,7 @@ fn decode<'o>(
     let count = objects.len();
     let each = |total: u64| total as f64 / count as f64;
     let (mut decoder, mut warnings) = (Decoder::new("node-1".into()), Vec::new());
-    // Kept, as the model keeps them: pods share their labels.
+    // Objects stay, as they do in the model: pods share their labels.
     let mut kept = Vec::with_capacity(count);
     let counters = || [&ALLOCATIONS, &ALLOCATED].map(|counter| counter.load(Ordering::Relaxed));
     let (before, used) = (counters(), processor_time()?);

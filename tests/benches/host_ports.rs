@@ -1,9 +1,10 @@
 //! What a host port costs a pod's start and end: ADD and DEL of the plugin, which waits for the
 //! agent, with 0, 1 and 10 ports, on a node without other pods, on one with 250, and on one where
-//! these have a thousand ports; next to `portmap` doing its ADD and DEL with the same ports.
+//! the 250 pods have a thousand host ports; next to `portmap`'s ADD and DEL with the same ports.
 //!
-//! `cargo build --release --bins` first; then `cargo bench --bench host_ports`. Ratios of one run,
-//! for times are a machine's. The candidates take turns, so that what disturbs one disturbs all.
+//! `cargo build --release --bins` first; then `cargo bench --bench host_ports`. Compare the ratios
+//! of one run: times depend on the machine. The candidates take turns, so that a disturbance
+//! affects all of them alike.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ const OTHERS: [(u16, u16); 3] = [(0, 0), (250, 0), (250, 4)];
 struct Candidate {
     name: String,
     plugin: Value,
-    /// It has its turn in one of so many rounds.
+    /// The candidate is measured in every `every`-th round.
     every: usize,
     adds: Vec<Duration>,
     dels: Vec<Duration>,
@@ -65,7 +66,7 @@ fn mappings(count: u16) -> Value {
     (0..count).map(one).collect()
 }
 
-/// Records of other pods, on a link that stays.
+/// Adds the records of the other pods, all on the link of a pod that stays.
 fn others(cluster: &Cluster, like: &Attachment, (count, each): (u16, u16)) -> Result<()> {
     let record = |number: u16| {
         let port = |port: u16| HostPort {
@@ -106,7 +107,7 @@ fn main() -> Result<()> {
     println!("medians of {ROUNDS} turns, in ms                 ADD       DEL");
     for (count, each) in OTHERS {
         others(&cluster, &like, (count, each))?;
-        // The one that stays is no other.
+        // The pod that stays has a record too, and no host ports.
         let expected = [u64::from(count * each), u64::from(count) + 1];
         eventually("served", Duration::from_secs(30), || {
             let status = agent.status()?;

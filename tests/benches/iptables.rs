@@ -2,16 +2,17 @@
 //!
 //! A cold start and one endpoint's change for 5,000 services of four endpoints, by the agent's own
 //! engine, in the tables of ip_tables and of nf_tables; next to an `iptables-restore` of the very
-//! same rules in the same run. A number behind `--` is another count of services, `legacy` or `nft`
+//! same rules in the same run. A number behind `--` is another count of services; `legacy` or `nft`
 //! chooses a variant.
 //!
 //! The goal is a ratio, and the exit code says whether it is met: a change costs under a tenth of
-//! such a load. In ip_tables' tables nobody's change can: for any all rules are read out of the
-//! kernel and all put back (`IPT_SO_SET_REPLACE`, which alone takes more than a tenth of the load),
-//! so the goal is missed there. How much of a change is that, the least change tells that
-//! `iptables-restore` can make. Where ip_tables refuses one service's chain, its program does not
-//! say which: it prints how much longer a cold start then takes. All that it makes in the
-//! kernel is in nameless network namespaces, which end with it, however it ends.
+//! that `iptables-restore`. In the tables of ip_tables no program can meet it: each change reads
+//! all rules out of the kernel and writes them all back (`IPT_SO_SET_REPLACE`, which alone takes
+//! more than a tenth of the load), so the goal is missed there. For comparison, the bench also
+//! measures the smallest change that `iptables-restore` can make. Where ip_tables refuses one
+//! service's chain, its program does not say which: the bench prints how much longer a cold start
+//! then takes. All that it makes in the kernel is in nameless network namespaces, which end with
+//! it, however it ends.
 
 #![expect(
     clippy::disallowed_methods,
@@ -41,11 +42,11 @@ use denizen_tests::peers::kube_proxy::service_chain;
 use crate::manifests::spare_ip;
 
 const SERVICES: usize = 5_000;
-/// Changes of one endpoint; the one in the middle counts.
+/// Changes of one endpoint; the median counts.
 const CHANGES: usize = 21;
-/// How many times a change a load of everything is to cost.
+/// Loading everything must take more than this many times as long as a change.
 const GOAL: u32 = 10;
-/// A chain that nothing leads to.
+/// The smallest change: a chain that no rule jumps to.
 const LEAST: &[u8] = b"*nat\n:DENIZEN-BENCH - [0:0]\n-A DENIZEN-BENCH -j RETURN\nCOMMIT\n";
 
 fn main() -> ExitCode {
@@ -115,7 +116,7 @@ fn measured(name: &str, variant: Variant, facts: Vec<Event>) -> Took {
     let cold = programmed(facts);
     let changes: Vec<Duration> = (0..CHANGES)
         .map(|n| {
-            // Spread over all of them: a prime step.
+            // A prime step: the changes are spread over all slices.
             let mut slice = slices[n * 7919 % slices.len()].clone();
             slice.endpoints[n % 4].address = IpAddr::V4(spare_ip(n));
             programmed(vec![Event::Slice(slice.name.clone(), Some(slice))])
@@ -127,8 +128,8 @@ fn measured(name: &str, variant: Variant, facts: Vec<Event>) -> Took {
     Took { cold, change: median(changes), load: restore(name, &[], &rules), least: median(least) }
 }
 
-/// From nothing to all rules but those of the service of this number, to whose chain somebody's
-/// rule leads from where no destination may be translated.
+/// A cold start in which the kernel refuses the chain of one service: before, a foreign rule in
+/// POSTROUTING goes to that chain, and there the destination cannot be translated.
 fn cold_with_one_refused(service: usize, facts: Vec<Event>) -> Duration {
     let chain = service_chain(&format!("team-{}/service-{service}:http", service % 50));
     let held =
@@ -149,7 +150,7 @@ fn engine(variant: Variant) -> Engine {
     Engine::open(manifests::policy(), backend).expect("iptables, as root")
 }
 
-/// Until all changes are in the kernel: the programs run in threads of their own.
+/// Waits until all changes are in the kernel: iptables' programs run in threads of their own.
 fn settle(engine: &mut Engine) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

@@ -2,8 +2,8 @@
 //! 250 and 1,000 records present, next to `portmap` and `tuning` doing theirs. `cargo build-plugin`
 //! first; then `cargo bench --bench plugin`.
 //!
-//! Ratios of one run, for times are a machine's. The programs take turns, so that what disturbs one
-//! disturbs all.
+//! Compare the ratios of one run: times depend on the machine. The programs take turns, so that a
+//! disturbance affects all of them alike.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::fs::File;
@@ -29,7 +29,7 @@ struct Candidate {
     add: Variables,
     del: Variables,
     input: PathBuf,
-    /// It has its turn in one of so many rounds.
+    /// The program is measured in every `every`-th round.
     every: usize,
     times: Vec<Duration>,
 }
@@ -59,8 +59,7 @@ impl Candidate {
         assert!(added.success() && run_here(&self.program, del, to_del).success(), "{}", self.name);
     }
 
-    /// The time that `percent` of the turns kept below. What else the machine does can only add to
-    /// a turn.
+    /// This percentile of the turns. A disturbance can only make a turn longer.
     fn quantile(&self, percent: usize) -> Duration {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -68,10 +67,10 @@ impl Candidate {
     }
 }
 
-/// As full as a real one.
+/// A record with as many fields as a real one.
 fn record(number: usize) -> Attachment {
     let unknown = Map::new;
-    // Random to the eye, as a runtime's ids are: they differ in their first digits.
+    // Ids look random, as a runtime's ids do: they differ in their first digits.
     let part = |salt: usize| (number + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let id = format!("{:016x}{:016x}{:016x}{:016x}", part(1), part(2), part(3), part(4));
     Attachment {
@@ -159,7 +158,7 @@ fn candidates(context: &PluginContext) -> Vec<Candidate> {
     all
 }
 
-/// The times, next to what they have to be held against; whether the goals are met.
+/// Prints the times next to those they are compared with; returns whether the goals are met.
 fn report(all: &[Candidate]) -> bool {
     let (median, fastest) = (|of: &Candidate| of.quantile(50), |of: &Candidate| of.quantile(10));
     let ours = |records: usize| &all[RECORDS.iter().position(|known| *known == records).unwrap()];
@@ -177,8 +176,8 @@ fn report(all: &[Candidate]) -> bool {
             one.name, ratios[0], ratios[1]
         );
     }
-    // portmap without a port to map returns at once: it is shown, and is not an ADD to be held
-    // against.
+    // portmap without a port to map returns at once: it is printed, but our ADD is not compared
+    // with it.
     let theirs = || all[RECORDS.len()..].iter().filter(|one| !one.name.ends_with("nothing to map"));
     let worst = |time: fn(&Candidate) -> Duration| {
         theirs().map(|one| time(ours(250)).div_duration_f64(time(one))).fold(0.0, f64::max)
@@ -203,7 +202,7 @@ fn main() -> ExitCode {
     Bench::default().run(|_| {
         let context = PluginContext::new();
         let mut all = candidates(&context);
-        // In the node's own thread: nothing is measured but the process.
+        // In the node's own thread, so that only the process is measured.
         let all = context.node.run(move || {
             for round in 0..ROUNDS {
                 all.iter_mut()

@@ -2,8 +2,8 @@
 //! without and with `redirect`, next to linkerd-init's commands, executed as linkerd-init does: one
 //! process each. `cargo build-plugin` first; then `cargo bench --bench redirect`.
 //!
-//! Each turn is a new pod, as in life. Ratios of one run, for times are a machine's. The candidates
-//! take turns, so that what disturbs one disturbs all.
+//! Each turn is a new pod, as in a cluster. Compare the ratios of one run: times depend on the
+//! machine. The candidates take turns, so that a disturbance affects all of them alike.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on fails")]
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ const RANGES: [&str; 2] = ["10.85.0.0/16", "fd00:85::/64"];
 enum RedirectCase {
     /// Our ADD of a pod that is not selected.
     Plain,
-    /// Our ADD of one that is, with this `verify`.
+    /// Our ADD of a pod that is selected, with this `verify`.
     Redirected(&'static str),
     Commands,
 }
@@ -37,8 +37,7 @@ struct RedirectCandidate {
 }
 
 impl RedirectCandidate {
-    /// The time that `percent` of the turns kept below. What else the machine does can only add to
-    /// a turn.
+    /// This percentile of the turns. A disturbance can only make a turn longer.
     fn quantile(&self, percent: usize) -> Duration {
         self.times[self.times.len() * percent / 100]
     }
@@ -54,7 +53,7 @@ fn candidates() -> Vec<RedirectCandidate> {
     ]
 }
 
-/// One new pod behind the real `bridge`, and how long the work for it takes.
+/// Makes one new pod behind the real `bridge`; returns how long the work for this case takes.
 fn turn(context: &PluginContext, case: RedirectCase) -> Duration {
     let pod = Namespace::new();
     let call = Call::new("web-0", &pod);
@@ -77,7 +76,7 @@ fn turn(context: &PluginContext, case: RedirectCase) -> Duration {
     took
 }
 
-/// Where the standard input of our plugin lies.
+/// The file that is the standard input of our plugin.
 fn input(context: &PluginContext) -> PathBuf {
     context.folder().join("input")
 }
@@ -86,7 +85,7 @@ fn input(context: &PluginContext) -> PathBuf {
 #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
 fn installed_takes(context: &PluginContext, call: &Call, command: &str) -> Duration {
     let (variables, input) = (call.environment(command), File::open(input(context)).unwrap());
-    // In the node's own thread: nothing is measured but the process.
+    // In the node's own thread, so that only the process is measured.
     context.node.run(move || {
         let begun = Instant::now();
         let done = run_here(&installed(), variables, input);
@@ -115,7 +114,7 @@ fn add(
     installed_takes(context, call, "ADD")
 }
 
-/// linkerd-init looks at what is there first.
+/// linkerd-init's commands. It reads what is there first.
 #[expect(clippy::disallowed_methods, reason = "this is what a bench is for")]
 fn commands(pod: &Namespace) -> Duration {
     let begun = Instant::now();
@@ -128,7 +127,7 @@ fn commands(pod: &Namespace) -> Duration {
     begun.elapsed()
 }
 
-/// The times; whether the goals are met.
+/// Prints the times; returns whether the goals are met.
 fn report(all: &mut [RedirectCandidate]) -> bool {
     println!("{ROUNDS} new pods each                      median   fastest tenth");
     for one in &mut *all {
@@ -140,7 +139,7 @@ fn report(all: &mut [RedirectCandidate]) -> bool {
     goals(all, 50, "the medians")
 }
 
-/// The same quantile of all, next to the goals.
+/// Compares the same percentile of all candidates with the goals.
 fn goals(all: &[RedirectCandidate], percent: usize, how: &str) -> bool {
     let times: Vec<Duration> = all.iter().map(|one| one.quantile(percent)).collect();
     let &[plain, redirected, verified, commands] = times.as_slice() else {

@@ -29,8 +29,8 @@ use crate::packets::probe::Protocol;
 /// kernel's modules first.
 pub const STARTING: Duration = Duration::from_secs(90);
 
-/// The runtime's cache of CNI results, in the run directory: the machine's own is nobody's business
-/// here.
+/// The folder, within the run directory, of the runtime's cached CNI results: a test must not read
+/// the machine's own cache.
 pub const CNI_CACHE: &str = "cni-cache";
 
 /// How an agent is to be run.
@@ -64,7 +64,8 @@ pub enum Objects {
     },
 }
 
-/// Shows a process this folder where a pod's service account is. `/run` is nobody else's then.
+/// Runs a program with this folder mounted where a pod's service account is. Only that program sees
+/// the new `/run`.
 const IN_A_POD: &str = r#"
 set -e
 mount -t tmpfs tmpfs /run
@@ -81,7 +82,7 @@ impl Settings {
 }
 
 impl Objects {
-    /// The agent's command as far as it says where they come from.
+    /// The agent's command, with the arguments that say where the objects come from.
     fn command(&self, agent: &Path) -> Command {
         let mut command = Command::new(agent);
         match self {
@@ -114,19 +115,19 @@ pub struct Agent {
 pub struct Explanation {
     /// `forward`, `reject`, `drop` or `untouched`.
     pub verdict: String,
-    /// `namespace/name:port`, where the packet is for one.
+    /// `namespace/name:port`, if the packet is for a service.
     pub service: Option<String>,
-    /// Those it may be forwarded to.
+    /// The endpoints that the packet may be forwarded to.
     #[serde(default)]
     pub endpoints: Vec<SocketAddr>,
-    /// Whether its source becomes the node's.
+    /// Whether the packet's source becomes the node's.
     pub masquerade: bool,
-    /// Whether its source is a pod of this node.
+    /// Whether the packet's source is a pod of this node.
     pub local: bool,
     /// The virtual server that chooses the endpoint.
     #[serde(default, rename = "virtualServer")]
     pub virtual_server: Option<Value>,
-    /// How that came about.
+    /// The steps that led to the verdict.
     pub steps: Vec<ExplanationStep>,
 }
 
@@ -177,17 +178,14 @@ impl Agent {
         .map_err(|error| anyhow!("{error:#}:\n{}", self.log()))
     }
 
-    /// How it is run.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Its run directory.
     pub fn run_dir(&self) -> &Path {
         &self.settings.run_dir
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -248,7 +246,8 @@ impl Agent {
         mut requests: impl Iterator<Item = &'a String>,
         mut each: impl FnMut(&str),
     ) -> Result<()> {
-        // Nobody reads answers while questions are written: these must fit into a socket's buffer.
+        // No answer is read while requests are written, so the requests of a round, and their
+        // answers, must fit into the socket's buffers.
         const AT_ONCE: usize = 64;
         let path = self.settings.run_dir.join(denizen_state::run_dir::SOCKET);
         let mut stream = UnixStream::connect(path)?;
@@ -313,17 +312,17 @@ impl Drop for Agent {
         self.stop_now();
         if !self.quiet {
             eprintln!("--- denizen-agent's log\n{}---", self.log());
-            // A restarted agent appends; what was shown is not shown again.
+            // A restarted agent appends to its log: empty it, so that nothing is printed twice.
             let _ = File::create(&self.log);
         }
     }
 }
 
-/// What a change that has not been programmed by then never will.
+/// How long a change may take to be programmed.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Makes a change, and returns once the agent tells of it as programmed; `meanwhile` is done over
-/// and over.
+/// Makes a change, and returns the status once the agent reports a new sync; until then,
+/// `meanwhile` runs again and again.
 pub fn programmed(
     agent: &Agent,
     change: impl FnOnce() -> Result<()>,

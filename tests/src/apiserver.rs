@@ -19,7 +19,7 @@ use crate::peers::api::release;
 /// A busy machine's server takes its time for thousands of objects.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLICIES: usize = 10;
-/// What every server has.
+/// The kinds that every API server has.
 const KINDS: [&str; 6] =
     ["Services", "EndpointSlices", "Nodes", "Namespaces", "Pods", "NetworkPolicies"];
 
@@ -34,7 +34,7 @@ pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
     let begun = Instant::now();
     let mut agent = Agent::spawn(&ground.node, settings(&ground)?)?;
     agent.quiet();
-    // It has no socket at first.
+    // At first the agent has no socket to ask.
     let status = || Ok(agent.ask_directly(&json!({ "status": {} })).ok());
     let is_over = |status: &Option<Value>| status.as_ref().is_some_and(is_listed);
     let status = observed("each kind listed, or refused", PATIENCE, status, is_over)?;
@@ -56,7 +56,7 @@ pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
     for kind in status["api"].as_array().context("no kinds")? {
         let name = kind["kind"].as_str().context("a kind's name")?;
         let cost = match changed.iter().rfind(|object| name == plural(object)) {
-            // No watch of it brings anything.
+            // The kind is not watched, so the agent would get no event.
             Some(_) if !is_watched(kind) => None,
             Some(object) => Some(change(&ground, &agent, object, name)?),
             None => None,
@@ -88,7 +88,7 @@ fn settings(ground: &Ground) -> Result<Settings> {
     })
 }
 
-/// Whether each kind that every server has is watched, or `status` names it.
+/// Whether each kind that every server has is either watched or named in an error of `status`.
 fn is_listed(status: &Value) -> bool {
     let errors = status["errors"].to_string();
     KINDS.iter().all(|name| {
@@ -97,14 +97,14 @@ fn is_listed(status: &Value) -> bool {
     })
 }
 
-/// A list was answered, and a watch.
+/// Whether a list and a watch of the kind were answered.
 fn is_watched(kind: &Value) -> bool {
     let answers = kind["answers"].as_object().into_iter().flatten();
     answers.filter_map(|(_, count)| count.as_u64()).sum::<u64>() > 1
 }
 
-/// Changes an object, and waits until the agent has the event. The bytes that its kind got, and how
-/// long it took.
+/// Changes an object, and waits until the agent has the event. Returns the bytes that the agent
+/// received for the kind, and how long it took.
 fn change(ground: &Ground, agent: &Agent, object: &Value, kind: &str) -> Result<(u64, Duration)> {
     let cost = || -> Result<(u64, u64)> {
         let status = agent.ask_directly(&json!({ "status": {} }))?;
@@ -127,7 +127,7 @@ fn counts(counts: &Value) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-/// As `status` calls its kind.
+/// The plural of the object's kind, as in `status`.
 fn plural(object: &Value) -> String {
     match object["kind"].as_str().unwrap_or_default() {
         "NetworkPolicy" => "NetworkPolicies".to_owned(),

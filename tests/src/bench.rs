@@ -1,6 +1,6 @@
-//! What every bench begins with: cargo builds benches for tests too, and runs them; a bench may start
-//! its own program anew to be a process that is measured; the words behind `--` of `cargo bench`
-//! choose which parts are measured, and for which sizes.
+//! What every bench begins with: cargo builds benches for tests too, and runs them; a bench may
+//! start its own program anew to be a process that is measured; the words behind `--` of `cargo
+//! bench` choose which parts are measured, and for which sizes.
 
 pub mod objects;
 pub mod timing;
@@ -21,18 +21,16 @@ use crate::node::cni::NodeNamespace;
 /// A bench: what its command line may say.
 #[derive(Clone, Copy)]
 pub struct Bench<'a> {
-    /// What its own program is when the first word says so.
+    /// The processes that the bench's program can be instead: the first word chooses one.
     pub processes: &'a [Process],
-    /// Its parts.
     pub parts: &'a [&'static str],
-    /// Its sizes.
     pub sizes: Sizes<'a>,
 }
 
 /// The words that start a process, and the process.
 pub type Process = (&'static [&'static str], ProcessMain);
 
-/// What a process does with all words.
+/// The process's main function, which gets all words of the command line.
 pub type ProcessMain = fn(&[String]) -> Result<ExitCode>;
 
 impl Default for Bench<'_> {
@@ -42,8 +40,8 @@ impl Default for Bench<'_> {
 }
 
 impl Bench<'_> {
-    /// Measures what the command line chooses, unless it asks for another process, or is not that
-    /// of `cargo bench`. A goal that is missed is an error.
+    /// Becomes the process that the first word names, if it names one. Otherwise measures what the
+    /// command line chooses, but only under `cargo bench`. A goal that is missed is an error.
     pub fn run(self, measure: impl FnOnce(&Chosen) -> Result<()>) -> ExitCode {
         let words: Vec<String> = std::env::args().skip(1).collect();
         let ended = match self.process(&words) {
@@ -76,9 +74,6 @@ impl Bench<'_> {
 }
 
 /// The bench's own program, to be one of its [processes](Bench::processes).
-///
-/// # Errors
-/// The kernel's.
 pub fn own_program(process: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(process).stdin(Stdio::null()).env("RUST_LOG", "warn");
@@ -94,8 +89,8 @@ pub struct MeasuredAgent {
 }
 
 impl MeasuredAgent {
-    /// Starts this program on `node`. `objects` are a flag that says where they come from, and its
-    /// value.
+    /// Starts this program on `node`. `objects`: the flag that says where the agent's objects come
+    /// from, and the flag's value.
     ///
     /// # Errors
     /// Where there is no such program.
@@ -114,8 +109,8 @@ impl MeasuredAgent {
         Ok(Self { child: node.start(command), program, run_dir })
     }
 
-    /// Waits until it says that everything is programmed, and that it knows all that `is_all` asks
-    /// for; returns its status then.
+    /// Waits until the agent's status says that everything is programmed, and `is_all` accepts the
+    /// status; returns that status.
     ///
     /// # Errors
     /// When it has ended, or takes longer than `patience`.
@@ -139,7 +134,6 @@ impl MeasuredAgent {
         }
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -157,11 +151,12 @@ impl Drop for MeasuredAgent {
 pub struct Memory {
     /// What is in memory.
     pub resident: u64,
-    /// Of that, what no file stands behind.
+    /// The part of it without a file behind it.
     pub anonymous: u64,
-    /// Of that, pages of files: of the program itself, above all.
+    /// The part of it that is pages of files: mostly of the program itself.
     pub of_files: u64,
-    /// The most that ever was in memory, or since somebody wrote 5 to its `clear_refs`.
+    /// The peak of `resident`, since the start or since 5 was written to the process's
+    /// `clear_refs`.
     pub most: u64,
 }
 
@@ -209,9 +204,6 @@ pub fn megabytes(kibibytes: u64) -> f64 {
 }
 
 /// How long this process has been working, and the kernel on its behalf.
-///
-/// # Errors
-/// The kernel's.
 pub fn processor_time() -> Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let of = |time: TimeVal| {
@@ -229,7 +221,7 @@ pub enum Sizes<'a> {
     Any,
 }
 
-/// What is measured: all that is not named, if nothing of its kind is.
+/// What is measured. If the command line names no part, all parts; if it names no size, all sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     parts: Vec<&'static str>,

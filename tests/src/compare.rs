@@ -1,5 +1,5 @@
-//! Denizen beside kube-proxy, or beside `nft -f` of kube-proxy's rules, in one run: what `tests/compare`
-//! measures.
+//! Denizen beside kube-proxy, or beside `nft -f` of kube-proxy's rules, in one run: what
+//! `tests/compare` measures.
 //!
 //! | file | knows |
 //! | --- | --- |
@@ -45,7 +45,7 @@ pub struct CompareOptions {
     pub out: PathBuf,
 }
 
-/// Measures one after the other, each on ground of its own; writes and returns the table.
+/// Measures one contender after the other, each on ground of its own; writes and returns the table.
 pub fn compare(options: &CompareOptions) -> Result<String> {
     let other = match &options.kube_proxy {
         Some((program, mode)) => Contender::KubeProxy { program: program.clone(), mode: *mode },
@@ -73,7 +73,7 @@ pub fn compare(options: &CompareOptions) -> Result<String> {
     Ok(table)
 }
 
-/// What the figures depend on.
+/// What the figures depend on: the kernel, the API server and so on.
 fn surroundings(options: &CompareOptions) -> Result<String> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let server = match options.apiserver {

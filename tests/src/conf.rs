@@ -12,10 +12,10 @@ use crate::node::netns::checked;
 /// The agent's DaemonSet.
 pub const DAEMON_SET: &str = "kubernetes/daemon-set.yaml";
 
-/// The DaemonSet that takes everything away.
+/// The DaemonSet that uninstalls everything.
 pub const UNINSTALL: &str = "kubernetes/uninstall/daemon-set.yaml";
 
-/// The folder.
+/// The folder `conf/`.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../conf")
 }
@@ -42,15 +42,15 @@ pub fn containers_of(daemon_set: &Value) -> Vec<Value> {
     lists.into_iter().flatten().flatten().cloned().collect()
 }
 
-/// What `kubectl apply -k` would send of a folder.
+/// What `kubectl apply -k` would send for a folder.
 pub fn built(folder: &Path) -> Result<Vec<Value>> {
     let built = checked(Command::new("kubectl").arg("kustomize").arg(folder))?;
     serde_saphyr::from_multiple(&String::from_utf8(built.stdout)?)
         .context("kubectl's words are not YAML")
 }
 
-/// The same of `conf/kubernetes` with a component, whose line in its `kustomization.yaml` an
-/// operator uncomments.
+/// The same for `conf/kubernetes` with a component, whose line in `kustomization.yaml` an operator
+/// uncomments.
 pub fn built_with(component: &str) -> Result<Vec<Value>> {
     let copy = tempfile::tempdir()?;
     checked(Command::new("cp").arg("-r").arg(folder().join("kubernetes")).arg(copy.path()))?;
@@ -64,7 +64,7 @@ pub fn built_with(component: &str) -> Result<Vec<Value>> {
     built(&folder)
 }
 
-/// A list of texts; nothing is an empty one.
+/// A list of texts; a missing list is empty.
 pub fn texts(list: &Value) -> Result<Vec<String>> {
     let texts = list.as_array().into_iter().flatten();
     let texts = texts.map(|text| text.as_str().map(str::to_owned));
@@ -76,7 +76,8 @@ pub fn capabilities(daemon_set: &str, container: &str) -> Result<Vec<String>> {
     granted(&containers(daemon_set)?, container)
 }
 
-/// The capabilities that one of these containers runs with: those it adds, for it drops all others.
+/// The capabilities that one of these containers runs with: those it adds, since it drops all
+/// others.
 pub fn granted(containers: &[Value], name: &str) -> Result<Vec<String>> {
     let container = containers.iter().find(|container| container["name"] == name);
     let security = &container.context("no such container")?["securityContext"];

@@ -1,4 +1,4 @@
-//! Waiting for what takes a moment to come about.
+//! Waiting until something holds.
 
 use std::fmt::Debug;
 use std::thread;
@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Between the first two looks.
+/// Pause between the first two observations.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
-/// No pause is longer. Most looks start a program: many of them at once would leave the processors
-/// no time for what is waited for.
+/// The longest pause. Most observations start a program: too many of them would leave the
+/// processors no time for what is waited for.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A pause is this part of the time that was waited already: so much later is noticed what came
-/// about.
+/// A pause is an eighth of the time waited so far, so it delays the result by at most that.
 const PART: u32 = 8;
 
 /// Waits until `condition` holds; see [`observed`].
@@ -26,9 +25,9 @@ pub fn eventually(
     observed(what, bound, condition, |holds| *holds).map(drop)
 }
 
-/// Observes until `holds` of what was observed, and returns that observation.
+/// Observes until `holds` accepts an observation, and returns that observation.
 ///
-/// After `bound` it is an error that names `what` and the last observation; an error of `observe`
+/// After `bound` it fails, with `what` and the last observation in the error; an error of `observe`
 /// ends it at once.
 pub fn observed<T: Debug>(
     what: &str,

@@ -23,7 +23,7 @@ struct HarnessContext {
     _server: Server,
 }
 
-/// Two pods of one wiring, and rules that the tests of this file name addresses of.
+/// Two pods of one wiring, and [`RULES`].
 fn context(label: &str, wiring: Wiring) -> Result<HarnessContext> {
     let world = World::new(label, Addresses::default())?;
     let pod = |name: &str, addresses: &[IpAddr]| {
@@ -40,7 +40,7 @@ fn context(label: &str, wiring: Wiring) -> Result<HarnessContext> {
     Ok(HarnessContext { world, client, server, _server })
 }
 
-/// `.1` is the plain service, `.2` a masqueraded one, `.3` rejects, `.4` drops, `.5` nobody knows.
+/// Services: `.1` is plain, `.2` is masqueraded, `.3` rejects, `.4` drops, `.5` is in no rule.
 const RULES: &str = r#"
 table ip self {
     chain dispatch {

@@ -1,5 +1,5 @@
-//! What the kernel holds, read and written by programs that are not ours; a kernel of its own; and
-//! processes that are stopped at their system calls.
+//! What the kernel holds, read and written by programs that are not denizen's; guests with a kernel
+//! of their own; and processes that are stopped at their system calls.
 
 pub mod conntrack;
 pub mod ctnetlink;

@@ -1,4 +1,5 @@
-//! Hosts in network namespaces, real packets: what the kernel tests and the quick start stand on.
+//! Hosts in network namespaces, real packets: what the kernel tests and the quick start are built
+//! on.
 //!
 //! | module | what it has |
 //! | --- | --- |

@@ -1,5 +1,5 @@
-//! What must become of a packet, by those who do not know how denizen makes it so: tables written by
-//! hand, and a reader of rules.
+//! What must become of a packet, independent of how denizen implements it: tables written by hand,
+//! and a reader of rules.
 
 pub mod detection;
 pub mod flows;

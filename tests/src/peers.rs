@@ -1,5 +1,5 @@
-//! Who is next to denizen on a node or in a cluster: the API server, kube-proxy, BIRD, containerd, a
-//! mesh's proxy.
+//! The programs beside denizen on a node or in a cluster: the API server, kube-proxy, BIRD,
+//! containerd, a mesh's proxy.
 
 pub mod api;
 pub mod bird;

@@ -1,5 +1,5 @@
 //! NetworkPolicy and ClusterNetworkPolicy as Kubernetes describes them: the objects as they are in
-//! manifests, and an oracle that says which packets they permit. Both know nothing of denizen.
+//! manifests, and an oracle that says which packets they permit. Neither depends on denizen's code.
 
 mod build;
 pub mod churn;

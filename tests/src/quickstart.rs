@@ -1,5 +1,5 @@
-//! The quick start: a node with pods whose addresses have nothing in common, real connections
-//! through the real agent, and a page for a person that says what became of each and why.
+//! The quick start: a node with pods whose addresses no CIDR covers, real connections through the
+//! real agent, and a page for people that says what became of each connection and why.
 
 mod changes;
 mod node;
@@ -17,8 +17,8 @@ pub use node::remove_kept;
 use node::QuickstartNode;
 use page::Page;
 
-/// Makes the node, sends the connections, changes things, and says what came of it. With `keep` the
-/// node is left up. Succeeds when everything was as it should be.
+/// Makes the node, sends the connections, makes the changes, and prints the results. With `keep`
+/// the node is left up. Succeeds if everything was as expected.
 pub fn run(keep: bool) -> Result<ExitCode> {
     let mut page = Page::default();
     page.title("A node of its own, in network namespaces");

@@ -1,7 +1,7 @@
-//! Random worlds: decisions from a list of numbers that proptest makes, and playing what they make.
+//! Random worlds: made of decisions that are drawn from a list of proptest's numbers, and played.
 //!
-//! A 0 always is the plainest decision, so that proptest, which shrinks numbers towards 0, makes
-//! worlds plainer.
+//! The decision for 0 is always the plainest, so that proptest, which shrinks numbers towards 0,
+//! makes worlds plainer.
 
 use std::fmt::{Debug, Display};
 use std::time::{Duration, SystemTime};
@@ -10,14 +10,14 @@ use anyhow::{Result, bail};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
-/// Numbers, used up one by one.
+/// Random numbers, used one by one.
 #[derive(Debug)]
 pub struct Draw<'a> {
     numbers: &'a [u16],
 }
 
 impl<'a> Draw<'a> {
-    /// Nothing is used up yet.
+    /// From the first of these numbers on.
     pub fn new(numbers: &'a [u16]) -> Self {
         Self { numbers }
     }
@@ -29,29 +29,29 @@ impl<'a> Draw<'a> {
         usize::from(*first) % count
     }
 
-    /// Yes, in so many of a hundred cases.
+    /// Yes, with this probability in per cent.
     pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) >= 100 - chance
     }
 
-    /// One of these.
+    /// One element of `of`.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
-    /// So many of these, in any order, perhaps the same twice.
+    /// At most `most` elements of `of`, in any order, perhaps with repetitions.
     pub fn some<T: Copy>(&mut self, of: &[T], most: usize) -> Vec<T> {
         let count = self.below(most + 1);
         (0..count).map(|_| self.one(of)).collect()
     }
 
-    /// The same without repetition, and in order.
+    /// Some elements of `of`, each with this probability in per cent, in order.
     pub fn subset<T: Copy>(&mut self, of: &[T], chance: usize) -> Vec<T> {
         of.iter().filter(|_| self.percent(chance)).copied().collect()
     }
 }
 
-/// The one that `PROPTEST_RNG_SEED` names, else a fresh one.
+/// The seed in `PROPTEST_RNG_SEED`, or a new one.
 pub fn seed() -> Result<u64> {
     match Config::default().rng_seed {
         RngSeed::Fixed(seed) => Ok(seed),
@@ -61,8 +61,8 @@ pub fn seed() -> Result<u64> {
     }
 }
 
-/// Plays so many worlds of a seed; a failure names the seed, and shows a world shrunk as far as
-/// `shrinking` allows.
+/// Plays `count` worlds of a seed. A failure names the seed, and shows a world that was shrunk for
+/// at most `shrinking`.
 pub fn play<W: Debug + Display>(
     count: u32,
     seed: u64,

@@ -1,12 +1,12 @@
-//! How much the tests that need time do: little, unless somebody asks for more, or for all of it.
+//! How much the tests that need time do: little, unless `DENIZEN_TEST_SECONDS` asks for more.
 
 use std::time::Duration;
 
-/// Seconds that a test under load runs.
+/// The variable with the seconds that a test under load runs.
 const SECONDS: &str = "DENIZEN_TEST_SECONDS";
-/// Where it is not set.
+/// The value if it is not set.
 const QUICK: u64 = 5;
-/// From here on tests run in full length.
+/// From this value on, tests run in full length.
 const FULL: u64 = 60;
 
 /// How long to keep a load up.
@@ -15,22 +15,22 @@ pub fn duration() -> Duration {
     Duration::from_secs(given.unwrap_or(QUICK))
 }
 
-/// The variable, as a guest's kernel passes it on.
+/// The variable and its value, as a word of a guest's command line.
 pub fn variable() -> String {
     format!("{SECONDS}={}", duration().as_secs())
 }
 
-/// How many of something that takes minutes: `full` in full length alone, else `quick`.
+/// How often to do something that takes minutes: `full` times in full length, otherwise `quick`.
 pub fn in_full(full: usize, quick: usize) -> usize {
     if is_full() { full } else { quick }
 }
 
-/// Whether tests run in full length: on a machine with nothing else to do, so that time counts.
+/// Whether tests run in full length: on an otherwise idle machine, so that times are meaningful.
 pub fn is_full() -> bool {
     duration().as_secs() >= FULL
 }
 
-/// How many of something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.
+/// How often to do something: from `quick` to `full`, as [`duration`] goes from 5 seconds to 60.
 pub fn times(full: usize, quick: usize) -> usize {
     let more = duration().as_secs().clamp(QUICK, FULL) - QUICK;
     let part = |count: usize, of: u64| count as u64 * of;

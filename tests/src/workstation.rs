@@ -21,7 +21,7 @@ pub struct Workstation {
     pub folder: TempDir,
 }
 
-/// How the program ended, and what it printed.
+/// The exit code of a program, and what it printed.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: i32,
@@ -34,7 +34,7 @@ impl CommandOutput {
         serde_json::from_str(&self.stdout).with_context(|| format!("{self:#?}"))
     }
 
-    /// Why a node has no part in the answer: its code and the reason.
+    /// Why the answer lacks a node: its code and the reason.
     pub fn unanswered(&self, node: &str) -> Result<(String, String)> {
         let json = self.json()?;
         let all = json["unanswered"].as_array().context("no list")?;
@@ -51,7 +51,7 @@ impl Workstation {
         Self::at(netns, folder, "127.0.0.1:6443".parse()?)
     }
 
-    /// Where others reach the API server at this address.
+    /// A workstation in `netns`, with the API server at this address.
     pub fn at(netns: Netns, folder: TempDir, address: SocketAddr) -> Result<Self> {
         let api = ApiServer::start(&netns, address, folder.path())?;
         Ok(Self { api, netns, folder })
@@ -62,7 +62,7 @@ impl Workstation {
         &self.netns
     }
 
-    /// Puts a node there, with this address.
+    /// Puts a Node object with this address.
     pub fn node(&self, name: &str, address: &str) -> Result<()> {
         self.api.put(&json!({
             "apiVersion": "v1", "kind": "Node",
@@ -74,13 +74,13 @@ impl Workstation {
         }))
     }
 
-    /// Puts a node there and its agent's pod, which runs.
+    /// Puts a Node object, and its agent's pod with a running container.
     pub fn node_with_agent(&self, name: &str) -> Result<()> {
         self.node(name, "192.168.0.1")?;
         self.agent(name, &json!({ "running": {} }), &[])
     }
 
-    /// Puts a node's agent's pod there, with the container in this state.
+    /// Puts the pod of a node's agent, with the container in this state.
     pub fn agent(&self, node: &str, state: &Value, flags: &[String]) -> Result<()> {
         let mut args = vec!["run".to_owned()];
         args.extend_from_slice(flags);
@@ -102,7 +102,7 @@ impl Workstation {
         }))
     }
 
-    /// What commands in the container of a node's agent do.
+    /// Decides what commands in the containers of the nodes' agents do.
     pub fn execute(
         &self,
         executor: impl Fn(&str, &ExecRequest) -> Execution + Send + Sync + 'static,
@@ -113,8 +113,8 @@ impl Workstation {
         }));
     }
 
-    /// They are executed on the pod's node, in the network namespace at this path. The agent's
-    /// folder is in the command, since the pod names it.
+    /// Executes these commands on the pod's node, in the network namespace at this path. The
+    /// command contains the agent's run directory, since the pod names it.
     pub fn execute_on_nodes(
         &self,
         program: PathBuf,
@@ -137,12 +137,12 @@ impl Workstation {
         Ok(command)
     }
 
-    /// Runs the program.
+    /// Runs `kubectl-denizen` with these words.
     pub fn run(&self, words: &[&str]) -> Result<CommandOutput> {
         self.output_of(self.command(words)?)
     }
 
-    /// The same for a program whatever its flags.
+    /// Runs any command on the workstation.
     pub fn output_of(&self, mut command: Command) -> Result<CommandOutput> {
         let output = self.netns.run(|| command.output())??;
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).context("not UTF-8");
@@ -150,7 +150,7 @@ impl Workstation {
         Ok(CommandOutput { code, stdout: text(output.stdout)?, stderr: text(output.stderr)? })
     }
 
-    /// Runs it for JSON, which must be all it says.
+    /// Runs it with `--output json`; it must exit with this code and print only JSON.
     pub fn json(&self, words: &[&str], code: i32) -> Result<CommandOutput> {
         let printed = self.run(&[words, &["--output", "json"]].concat())?;
         ensure!(printed.code == code && printed.stderr.is_empty(), "{printed:#?}");
@@ -159,8 +159,8 @@ impl Workstation {
     }
 }
 
-/// What a container of denizen's image executes: it has no shell and no `tar`, and no program but
-/// the agent's.
+/// What a container of denizen's image executes. The image has no shell, no `tar`, and no program
+/// but the agent's.
 pub fn in_image(program: &Path, request: &ExecRequest) -> Option<Command> {
     let (name, args) = request.command.split_first()?;
     (name == "denizen-agent").then(|| {
@@ -170,12 +170,12 @@ pub fn in_image(program: &Path, request: &ExecRequest) -> Option<Command> {
     })
 }
 
-/// What comes of a program that the image does not have.
+/// The outcome of a program that the image does not have.
 pub fn no_such_program() -> Execution {
     Execution::Prints { stdout: Vec::new(), stderr: b"no such file".to_vec(), code: 127 }
 }
 
-/// The agent's program.
+/// The path of the agent's program.
 pub fn agent_program() -> Result<PathBuf> {
     binary::ours("denizen-agent")
 }

@@ -1,4 +1,4 @@
-//! The agent, as a process of its own: this program again.
+//! Starts the agent as a child process. Its program is this bench itself.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use anyhow::Result;
 use denizen_tests::bench::MeasuredAgent;
 use denizen_tests::node::netns::Netns;
 
-/// The node that it is on.
+/// The node that the agent runs on.
 pub const NODE: &str = "node-0";
 
-/// Starts it on `node`, with its run directory in `folder`.
+/// Starts the agent on `node`, with its run directory in `folder`.
 pub fn start(
     node: &Netns,
     kubeconfig: &Path,

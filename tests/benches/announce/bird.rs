@@ -1,4 +1,4 @@
-//! `--routing-mode bird`: a node, and a router that hears of it.
+//! `--routing-mode bird`: a node, and a router that its BIRD announces to.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use crate::{PATIENCE, quantiles};
 
 const SERVICES: usize = 5_000;
 const ENDPOINTS: usize = 4;
-/// Of one endpoint each: half of them become ready.
+/// Each change makes an endpoint of one service unready, or ready again.
 const CHANGES: usize = 200;
 const PORT: [Port; 1] = [Port::tcp("http", 80, 8080)];
 const TABLE: u32 = 219;
-/// The agent's protocol number, and BIRD's.
+/// Route protocol numbers: the agent's and BIRD's.
 const OURS: u8 = 213;
 const BIRD: u8 = 12;
 const FLAGS: [&str; 5] = [
@@ -35,7 +35,7 @@ const FLAGS: [&str; 5] = [
     "--announce-most=6000",
 ];
 
-/// The router: it puts all that it hears into its kernel.
+/// The router: it exports every route that it learns to its kernel.
 const ROUTER: &str = "log stderr all;\nrouter id 192.0.2.2;\nprotocol device {}\n\
     protocol kernel { ipv4 { export all; }; }\n\
     protocol bgp node { local 192.0.2.2 as 65001; neighbor 192.0.2.1 as 64512; \
@@ -59,7 +59,7 @@ fn service(number: usize) -> Value {
     service
 }
 
-/// The first of its endpoints is on this node.
+/// The EndpointSlice of a service. Its first endpoint is on this node.
 fn slice(number: usize, is_ready: bool) -> Value {
     let nodes: Vec<String> = (0..ENDPOINTS).map(|n| format!("node-{n}")).collect();
     let endpoints: Vec<(IpAddr, &str)> = nodes
@@ -84,7 +84,7 @@ fn linked() -> Result<[Netns; 2]> {
     Ok([node, router])
 }
 
-/// All at once, then one at a time.
+/// Measures all load balancer IPs at once, then one change at a time.
 pub fn measure() -> Result<()> {
     let [node, router] = linked()?;
     let folder = netns::folder()?;
@@ -94,7 +94,7 @@ pub fn measure() -> Result<()> {
     api.put(&own)?;
     let start = || agent::start(&node, api.kubeconfig(), folder.path(), &FLAGS);
     let agent = start()?;
-    // The session is there before the services are: how soon BIRD connects is its own affair.
+    // The session is established before the services exist: how soon BIRD connects is not measured.
     let run = folder.path().join("run/bird");
     eventually("a configuration", PATIENCE, || Ok(run.join("bird.conf").exists()))?;
     let tor = Bird::start(&router, folder.path(), "tor", ROUTER)?;
@@ -108,7 +108,7 @@ pub fn measure() -> Result<()> {
     let begun = Instant::now();
     let _agent = start()?;
     let (table, heard) = std::thread::scope(|scope| {
-        // Beside the services, the podCIDR.
+        // One route for each service, and one for the podCIDR.
         let table = scope.spawn(|| counted(&node, OURS, TABLE, SERVICES + 1));
         let heard = counted(&router, BIRD, MAIN, SERVICES + 1);
         (table.join().expect("it does not panic"), heard)
@@ -127,7 +127,7 @@ fn one_by_one(node: &Netns, router: &Netns, api: &ApiServer) -> Result<()> {
     let mut times: [Vec<[Duration; 3]>; 2] = Default::default();
     for change in 0..CHANGES {
         heard.settle()?;
-        // 7,919 is prime: the services are all over the table.
+        // 7,919 is prime: the changes are spread over all services.
         let (number, is_ready) = (change / 2 * 7_919 % SERVICES, change % 2 == 1);
         let sent = Instant::now();
         api.put(&slice(number, is_ready))?;

@@ -19,7 +19,7 @@ const NODES: usize = 1_000;
 const CHANGES: usize = 50;
 const OURS: u8 = 213;
 
-/// A Node with a podCIDR, as many as there are numbers.
+/// A Node whose name and address have this number, and whose podCIDR is [`cidr`] of `range`.
 fn node(number: usize, range: usize) -> Value {
     let address = ip(&format!("192.168.{}.{}", number / 250, number % 250 + 1));
     let mut node = manifest::node(&format!("node-{number}"), &[address], "");
@@ -31,7 +31,7 @@ fn cidr(number: usize) -> String {
     format!("10.{}.{}.0/24", 128 + number / 250, number % 250)
 }
 
-/// All nodes, then one at a time.
+/// Measures all nodes at once, then one podCIDR's change at a time.
 pub fn measure() -> Result<()> {
     let here = Netns::new("bench-direct")?;
     here.ip("link set lo up\nlink add eth0 type veth peer name peer0\n\

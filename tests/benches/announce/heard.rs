@@ -1,4 +1,4 @@
-//! The kernels' own word of what changed: the node's rules and announcements, the router's routes.
+//! When the kernels notify changes: of the node's rules and announcements, of the router's routes.
 
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -14,18 +14,18 @@ use crate::PATIENCE;
 /// How often routes are counted.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// When each was heard of first.
+/// When each change was first notified.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Times {
     /// A batch of nf_tables was committed on the node.
     pub rules: Option<Instant>,
-    /// The address's route of the node's table of announcements.
+    /// The route to the address changed in the node's table of announcements.
     pub table: Option<Instant>,
-    /// The router's route to the address.
+    /// The router's route to the address changed.
     pub router: Option<Instant>,
 }
 
-/// Listens to both.
+/// Notifications of the node's and of the router's kernel.
 pub struct Heard {
     rules: denizen_nft::Watch,
     node: denizen_route::RouteWatch,
@@ -34,7 +34,7 @@ pub struct Heard {
 }
 
 impl Heard {
-    /// From now on.
+    /// Listens from now on.
     pub fn listen(node: &Netns, router: &Netns, table: u32) -> Result<Self> {
         Ok(Self {
             rules: node.run(|| denizen_nft::Watch::open(&[], Vec::new()))??,
@@ -44,7 +44,7 @@ impl Heard {
         })
     }
 
-    /// Forgets what was heard until nothing more is for a while.
+    /// Discards notifications until none has come for 300 ms.
     pub fn settle(&mut self) -> Result<()> {
         while self.wait(Duration::from_millis(300))? {
             self.rules.changes()?;
@@ -54,7 +54,7 @@ impl Heard {
         Ok(())
     }
 
-    /// Waits until all three were heard of this address: that it is there now, or gone.
+    /// Waits until all three were notified for this address: that it is there now, or gone.
     pub fn of(&mut self, address: IpAddr, is_there: bool) -> Result<Times> {
         let (mut times, begun) = (Times::default(), Instant::now());
         while times.rules.is_none() || times.table.is_none() || times.router.is_none() {
@@ -96,7 +96,7 @@ impl Heard {
     }
 }
 
-/// Whether there is something to read at one of these.
+/// Whether one of these sockets becomes readable within `patience`.
 fn wait<const N: usize>(raw: [RawFd; N], patience: Duration) -> Result<bool> {
     // SAFETY: the caller's watches have these sockets as long as they live.
     #[expect(unsafe_code, reason = "the watches have no `AsFd`")]
@@ -106,7 +106,7 @@ fn wait<const N: usize>(raw: [RawFd; N], patience: Duration) -> Result<bool> {
     Ok(poll(&mut polled, timeout)? > 0)
 }
 
-/// When a route to this range was made.
+/// Waits until a route to this range is added; returns when that was notified.
 pub fn added(watch: &mut denizen_route::RouteWatch, range: &str) -> Result<Instant> {
     loop {
         ensure!(wait([watch.as_raw_fd()], PATIENCE)?, "no route to {range}");
@@ -121,8 +121,8 @@ pub fn added(watch: &mut denizen_route::RouteWatch, range: &str) -> Result<Insta
     }
 }
 
-/// Counts the routes of one protocol in a table until there are so many. Returns when the first one
-/// was there, and when all.
+/// Counts the routes of one protocol in a table until there are `all` of them. Returns when the
+/// first one was there, and when all were.
 pub fn counted(netns: &Netns, protocol: u8, table: u32, all: usize) -> Result<[Instant; 2]> {
     let mut routes = netns.run(|| Routes::open(protocol))??;
     let (begun, mut first) = (Instant::now(), None);

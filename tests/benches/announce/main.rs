@@ -6,10 +6,10 @@
 //! | `bird` | 5,000 load balancer IPs in a router's kernel: all, and one whose endpoint changes |
 //! | `direct` | 1,000 nodes: the routes to all pods, and those of one node whose podCIDR changes |
 //!
-//! The agent's objects come from the tests' own API server over TLS. Of one change, the times to
-//! the node's rules, to its table of announcements and to the router's kernel are taken in the same
-//! run, by the kernel's own word. It prints, and asserts no time. A word behind `--` chooses one
-//! part.
+//! The agent's objects come from the tests' own API server over TLS. For one change, the times
+//! until the node's rules, its table of announcements and the router's kernel have it are taken in
+//! the same run, from the kernels' notifications. It prints, and asserts no time. A word behind
+//! `--` chooses one part.
 //!
 //! All that it makes in the kernel is in network namespaces, which end with it.
 

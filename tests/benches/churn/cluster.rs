@@ -1,5 +1,5 @@
-//! A cluster's Services and EndpointSlices, with all that the API keeps about them and denizen does
-//! not.
+//! A cluster's Services and EndpointSlices, with the metadata that the API keeps about them and
+//! denizen ignores.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,7 +13,7 @@ const NODES: usize = 5_000;
 const ENDPOINTS: usize = 4;
 const PORT: [Port; 1] = [Port::tcp("http", 80, 8080)];
 
-/// What changes.
+/// The cluster as it is after the changes so far.
 #[derive(Debug)]
 pub struct ChangingCluster {
     slices: Vec<Value>,
@@ -24,14 +24,14 @@ fn address(network: [u8; 4], number: usize) -> IpAddr {
     Ipv4Addr::from(first + u32::try_from(number).expect("fewer than addresses")).into()
 }
 
-/// The address that change `number` brings, which no endpoint had before: four bytes that are
-/// nowhere else.
+/// The address that change `number` brings. No endpoint had it before, and its four bytes occur
+/// nowhere else in the kernel's notifications.
 pub fn fresh(number: usize) -> [u8; 4] {
     let number = u16::try_from(number).expect("fewer changes than addresses").to_be_bytes();
     [10, 160, number[0], number[1]]
 }
 
-/// As the API keeps for every object who wrote which field; about as much as an EndpointSlice has.
+/// `managedFields`: which client wrote which field. About as large as on a real EndpointSlice.
 fn managed_fields(endpoints: usize) -> Value {
     let fields: serde_json::Map<String, Value> = (0..8 * endpoints)
         .map(|n| (format!("f:field-{n}"), json!({ ".": {}, "f:value": {} })))
@@ -59,7 +59,7 @@ impl ChangingCluster {
         Self { slices: (0..services).map(slice).collect() }
     }
 
-    /// Everything.
+    /// All Services and EndpointSlices.
     pub fn objects(&self) -> Vec<Value> {
         let service = |service| {
             let mut object =
@@ -72,8 +72,8 @@ impl ChangingCluster {
         services.chain(self.slices.iter().cloned()).chain([node]).collect()
     }
 
-    /// Change `number`: a pod of some service is replaced by one with another address. The slice,
-    /// as it is then.
+    /// Change `number`: a pod of some service is replaced by one with another address. Returns the
+    /// changed slice.
     pub fn change(&mut self, number: usize) -> Value {
         // 7,919 is prime: one after the other, all services change.
         let service = number * 7_919 % self.slices.len();

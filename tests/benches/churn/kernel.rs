@@ -1,4 +1,4 @@
-//! The kernel's own word of what changed in nf_tables.
+//! The kernel's notifications of changes in nf_tables.
 
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, channel};
@@ -17,10 +17,10 @@ use crate::cluster::fresh;
 /// to.
 const NFTABLES: u32 = 1 << (7 - 1);
 
-/// Room for what comes while nobody reads, in bytes.
+/// The socket's receive buffer, in bytes, for notifications that nobody has read yet.
 const BUFFER: usize = 16 << 20;
 
-/// What the kernel tells of changes that bring a fresh address.
+/// Notifications of changes that bring a fresh address.
 #[derive(Debug)]
 pub struct Notifications {
     seen: Receiver<(usize, Instant)>,
@@ -28,7 +28,7 @@ pub struct Notifications {
 }
 
 impl Notifications {
-    /// Listens from now on to what `node`'s kernel tells of so many changes.
+    /// Listens from now on to the notifications of `node`'s kernel, for this many changes.
     pub fn listen(node: &Netns, changes: usize) -> Result<Self> {
         let made = node.run(|| {
             let protocol = SockProtocol::NetlinkNetFilter;

@@ -1,4 +1,4 @@
-//! What the agent's memory is when a policy forbids every connection of a node.
+//! How much memory the agent takes when a policy forbids every connection of a node.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -24,10 +24,10 @@ const INDEX: u32 = 1001;
 const MAC: &str = "02:00:00:00:00:01";
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What comes right after a change belongs to it.
+/// How long to wait after a change, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(3);
 
-/// Measures and prints it. `DENIZEN_BENCH_AGENT` is another agent's program.
+/// Measures and prints it. `DENIZEN_BENCH_AGENT` names another agent's program.
 pub fn report() -> Result<()> {
     println!("\n## {FLOWS} connections of one pod, which a policy forbids\n");
     let (node, folder) = (Namespace::new(), tempfile::tempdir()?);
@@ -143,7 +143,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// What the agent holds, and the most that it held since the last call.
+/// Prints the memory that the agent holds, and the most that it held since the last call.
 fn show(agent: &MeasuredAgent, when: &str) -> Result<()> {
     let [now, most] = {
         let memory = Memory::of(agent.pid())?;

@@ -3,9 +3,9 @@
 //!
 //! 100,000 flows of UDP, 1,000 of them stale, through the agent's own reader and filter, in a
 //! network namespace that is made here; next to `conntrack -L`, which only reads, and `conntrack
-//! -D`, which deletes what matches one address (`stale`). And what the agent's memory is when a policy
-//! forbids 200,000 flows (`forbidden`). It prints, and asserts no time: times belong to the machine
-//! they were taken on. Words behind `--` choose parts.
+//! -D`, which deletes what matches one address (`stale`). And how much memory the agent takes when
+//! a policy forbids 200,000 flows (`forbidden`). It prints, and asserts no time: times belong to
+//! the machine they were taken on. Words behind `--` choose parts.
 
 #![expect(
     clippy::disallowed_methods,
@@ -36,7 +36,7 @@ use denizen_tests::node::cni::Namespace;
 const FLOWS: u32 = 100_000;
 const STALE: u32 = 1_000;
 const SERVICES: u32 = 100;
-/// Looks, each at a table that was filled anew; the quickest counts.
+/// Searches for stale flows, each in a freshly filled table; the quickest counts.
 const LOOKS: usize = 5;
 const PIECE: usize = 1024;
 
@@ -88,12 +88,12 @@ fn service_ip(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 96, 0, 0)) + n)
 }
 
-/// Two for each service.
+/// The address of endpoint `n`: each service has two.
 fn endpoint(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
 }
 
-/// What the filter knows, and the frontends that are to be looked at: all.
+/// The planner that the stale filter consults, and all frontends as stale candidates.
 fn known() -> (Planner, StaleCandidates) {
     let policy = Policy {
         settings: Settings {
@@ -146,7 +146,7 @@ fn stale_of(
     entries
 }
 
-/// One look, as the agent does it.
+/// One search for stale flows, as the agent does it.
 fn look() -> Duration {
     let (planner, candidates) = known();
     let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).expect("a netlink socket");
@@ -192,7 +192,7 @@ fn empty() {
     program(&["-F"]);
 }
 
-/// Makes the flows, as packets would.
+/// Makes the conntrack entries that packets would make.
 fn fill() {
     ctnetlink::fill(FLOWS, flow).expect("the kernel takes them");
 }
@@ -201,7 +201,7 @@ fn flow(n: u32) -> FlowEntry {
     let client = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 8, 0, 0)) + n / 30_000);
     let service = n % SERVICES;
     let endpoint = match n % (FLOWS / STALE) {
-        // Stale ones of every service, so that a listing by address would not do.
+        // Every service has stale flows, so listing the entries of one address would not find them.
         0 => Ipv4Addr::new(10, 9, 0, 1),
         _ => endpoint(service * 2 + n / SERVICES % 2),
     };

@@ -14,9 +14,9 @@ use crate::memory::{kernel, resident};
 
 /// How often each change is made.
 const TIMES: u32 = 101;
-/// How often the kernel is looked at.
+/// How often the kernel's tables are read back.
 const LOOKS: u32 = 11;
-/// On how many nodes the kernel's memory is measured. Other programs change it too.
+/// Nodes on which the kernel's memory is measured. Other programs change it too, hence a median.
 const NODES: usize = 9;
 
 /// Measures and prints it.
@@ -63,7 +63,7 @@ fn remote_pods(engine: &mut Engine, cluster: Cluster) {
     many(engine, "one remote pod more, the first of its Deployment", |n| {
         vec![cluster.remote_pod(new + n, at + n)]
     });
-    // The other Deployment is of the same namespace.
+    // Both Deployments are in the same namespace.
     let others = [cluster.namespaces, 0];
     many(engine, "one remote pod's labels", |n| {
         vec![cluster.remote_pod(others[n as usize % 2], 7)]
@@ -74,7 +74,7 @@ fn local_facts(engine: &mut Engine, cluster: Cluster) {
     many(engine, "one local pod more or fewer", |n| {
         vec![cluster.recorded(LOCAL + (n + 1) % 2, u64::from(n) + 2)]
     });
-    // It selects the first Deployment's pods.
+    // The policy selects the first Deployment's pods.
     let another = cluster.policies.next_multiple_of(3 * cluster.namespaces);
     many(engine, "one policy more or fewer", |n| match n % 2 {
         0 => vec![cluster.policy(another)],
@@ -103,8 +103,8 @@ fn line(what: &str, value: String) {
     println!("{what:<50}{value}");
 }
 
-/// What the tables take in the kernel: the median of several nodes, whose namespaces are there
-/// before.
+/// What the tables take in the kernel: the median of several nodes. Their network namespaces are
+/// made before the first measurement.
 fn kernel_memory(engine: Engine) {
     let Engine { planner, firewall: programmed } = engine;
     drop(programmed);
@@ -120,7 +120,7 @@ fn kernel_memory(engine: Engine) {
     line("kernel memory of the tables", format!("{:.1} MB", added[NODES / 2]));
 }
 
-/// The kernel's memory. It frees what it has replaced a moment later.
+/// The kernel's memory, a second later: the kernel frees replaced objects with a delay.
 fn settled() -> f64 {
     sleep(Duration::from_secs(1));
     kernel()

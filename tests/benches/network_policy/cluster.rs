@@ -1,5 +1,5 @@
 //! The facts of a cluster, as the agent's sources would send them: Deployments of twenty pods, each
-//! in one of the namespaces, and policies of these.
+//! in one of the namespaces, and policies in these namespaces.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Cluster {
         format!("team-{}", n % self.namespaces)
     }
 
-    /// Everything that there is, complete.
+    /// All facts of the cluster; every list is complete.
     pub fn facts(self) -> Vec<Event> {
         let mut facts: Vec<Event> =
             (0..self.namespaces).map(|n| self.namespace_object(n)).collect();
@@ -57,8 +57,8 @@ impl Cluster {
         Event::Namespace(name.clone(), Some(Namespace { name, labels, is_ending: false }))
     }
 
-    /// Pods from one number up to another. Those of a Deployment share their texts, as those that
-    /// the source sends.
+    /// Pods from one number up to another. Pods of a Deployment share their strings, as they do
+    /// when the source sends them.
     pub fn pods(self, kind: &str, from: u32, to: u32) -> Vec<Event> {
         let mut events = Vec::new();
         for app in from / REPLICAS..to.div_ceil(REPLICAS) {
@@ -86,8 +86,8 @@ impl Cluster {
         PolicyName { namespace: self.namespace(n).into(), name: format!("policy-{n}").into() }
     }
 
-    /// Ingress from two apps of the namespace and one of every namespace, to two ports; egress to
-    /// the namespace, and to DNS anywhere.
+    /// A policy that permits ingress from two apps of its namespace and from one app in every
+    /// namespace, to two ports; and egress to its namespace, and to DNS anywhere.
     pub fn policy(self, n: u32) -> Event {
         let every = Namespaces::Selected(Selector::default());
         let peers = vec![app(Namespaces::Own, n), app(Namespaces::Own, n + 1), app(every, n + 2)];
@@ -111,7 +111,7 @@ impl Cluster {
         Event::ClusterNetworkPolicy(policy.name.clone(), Some(policy))
     }
 
-    /// So many pods of this node, as the plugin recorded them.
+    /// This many pods of this node, as the plugin recorded them.
     pub fn recorded(self, count: u32, generation: u64) -> Event {
         let pod = |n: u32| LocalPod {
             id: AttachmentId(format!("{n:064x}/eth0")),
@@ -148,7 +148,7 @@ pub fn local_ip(n: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 1, 0, 0)) + n)
 }
 
-/// The address of a pod's node: 30 pods of the others have the same.
+/// The address of a pod's node: a node other than this one has 30 pods.
 fn node_ip(n: u32, is_here: bool) -> IpAddr {
     let node = if is_here { 0 } else { 1 + n / 30 };
     Ipv4Addr::from(u32::from(Ipv4Addr::new(172, 16, 0, 0)) + node).into()
@@ -179,7 +179,7 @@ fn pod(name: PodName, labels: Labels, n: u32, is_here: bool) -> Event {
     Event::ClusterPod(name, Some(pod.into()))
 }
 
-/// What has this label.
+/// A selector for what has this label.
 pub fn is(key: &str, value: String) -> Selector {
     let operator = Operator::In([value.into()].into());
     Selector { requirements: [Requirement { key: key.into(), operator }].into() }

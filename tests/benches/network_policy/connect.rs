@@ -1,5 +1,5 @@
-//! How long a new connection takes to a pod that policies select: a client in one namespace, the
-//! node in another, the pod in a third.
+//! How long a new connection to a pod takes that policies select: the client in one network
+//! namespace, the node in another, the pod in a third.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::num::NonZeroU16;
@@ -30,17 +30,17 @@ const PEERS: [u16; 2] = [100, 8_000];
 
 /// The local pod that is connected to, in the first namespace.
 const SERVER: u32 = 1;
-/// The Deployment of the client, in the same namespace: the last policy alone names it.
+/// The Deployment of the client, in the same namespace: only the last policy permits it.
 const CLIENT: u32 = 25;
 
-/// Who judges the connections.
+/// Which rules the connections pass.
 #[derive(Clone, Copy)]
 enum Enforcer {
     None,
     Ours(u32),
-    /// One policy, with so many ranges of ports.
+    /// One policy with this many ranges of ports.
     PortRanges(u16),
-    /// One policy, with a range of ports for so many peers.
+    /// One policy with a range of ports for this many peers.
     Peers(u16),
     /// ClusterNetworkPolicies.
     Tiers(u32),
@@ -65,7 +65,7 @@ pub fn report(cluster: Cluster) {
         .map(|rules| ConnectNode::new(cluster, rules))
         .collect();
     let mut taken: Vec<Vec<Duration>> = nodes.iter().map(|_| Vec::new()).collect();
-    // In turns, so that whatever else the machine does falls on all of them.
+    // In turns, so that a disturbance of the machine affects all of them alike.
     for _ in 0..CONNECTIONS {
         for (node, taken) in nodes.iter().zip(&mut taken) {
             taken.push(node.connection());
@@ -89,7 +89,7 @@ pub fn report(cluster: Cluster) {
 /// A node, its pod, and a client elsewhere.
 struct ConnectNode {
     rules: Enforcer,
-    /// The tables stay as long as it does.
+    /// The tables stay as long as this value does.
     _firewall: Option<Firewall>,
     _namespaces: [Namespace; 2],
     client: Namespace,
@@ -146,7 +146,7 @@ impl ConnectNode {
 }
 
 impl Enforcer {
-    /// In this thread's network namespace.
+    /// Loads the rules in this thread's network namespace.
     fn load(self, cluster: Cluster) -> Option<Firewall> {
         match self {
             Self::None => None,
@@ -176,7 +176,7 @@ impl Enforcer {
     }
 }
 
-/// The cluster's rules, with these policies for the pod.
+/// The cluster's firewall. These policies replace those of the pod's namespace.
 fn firewall_of(cluster: Cluster, policies: impl IntoIterator<Item = Event>) -> Firewall {
     let mut facts = cluster.facts();
     facts.retain(|fact| !is_of_the_pods_namespace(cluster, fact));
@@ -186,17 +186,16 @@ fn firewall_of(cluster: Cluster, policies: impl IntoIterator<Item = Event>) -> F
     engine.firewall
 }
 
-/// Of the cluster's policies, only those of other namespaces remain.
+/// Whether this is a policy of the pod's namespace.
 fn is_of_the_pods_namespace(cluster: Cluster, fact: &Event) -> bool {
     matches!(fact, Event::NetworkPolicy(name, _) if *name.namespace == *cluster.namespace(0))
 }
 
-/// One of so many policies that select the server. It permits what the last one alone permits the
-/// client.
+/// Policy `n` of `of` that select the server. Only the last one permits the client.
 fn selecting(cluster: Cluster, n: u32, of: u32) -> Event {
     let peer = match n + 1 == of {
         true => CLIENT,
-        // Any other.
+        // Any app but the client's.
         false => (CLIENT + 1 + n % (APPS - 1)) % APPS,
     };
     let policy = NetworkPolicy {
@@ -209,16 +208,16 @@ fn selecting(cluster: Cluster, n: u32, of: u32) -> Event {
     Event::NetworkPolicy(policy.name.clone(), Some(policy))
 }
 
-/// One policy that permits the client these many ranges of ports, the server's among them.
+/// One policy that permits the client this many ranges of ports, the server's port among them.
 fn port_ranges(cluster: Cluster, count: u16) -> Event {
-    // With ports in between that nobody may use: they stay apart.
+    // Between the ranges are ports that nobody may use, so the ranges cannot be merged.
     let ranges = (1..=count).map(|n| range(8 * n, 8 * n + 2));
     let ranges = ranges.filter(|other| *other != range(8080, 8082));
     let ports: Vec<PolicyPort> = ranges.chain([range(8079, 8081)]).map(entry).collect();
     with_rules(cluster, |rules| rules[0].ports = Ports::These(ports))
 }
 
-/// One policy that permits the client and these many others the same range of ports.
+/// One policy that permits the same range of ports to this many peers, the client among them.
 fn range_of_peers(cluster: Cluster, count: u16) -> Event {
     with_rules(cluster, |rules| {
         let client = rules.remove(0).peers;
@@ -227,7 +226,7 @@ fn range_of_peers(cluster: Cluster, count: u16) -> Event {
             let range = IpNetwork::from(IpAddr::from(address));
             Peers::These(vec![PolicyPeer::Block(Block { range, except: Vec::new() })])
         };
-        // Each rule's blocks are a peer.
+        // One rule for each peer.
         let peers = (1..count).map(block).chain([client]).enumerate();
         let ports = Ports::These(vec![entry(range(8079, 8081))]);
         let rule = |(index, peers)| PolicyRule { index, peers, ports: ports.clone() };
@@ -244,7 +243,7 @@ fn entry(port: PortMatch) -> PolicyPort {
     PolicyPort { protocol: Protocol::Tcp, port }
 }
 
-/// The only policy that selects the server. Its rule permits the client something.
+/// The only policy that selects the server. `change` gets its rules, which permit the client.
 fn with_rules(cluster: Cluster, change: impl FnOnce(&mut Vec<PolicyRule>)) -> Event {
     let mut event = selecting(cluster, 0, 1);
     if let Event::NetworkPolicy(_, Some(NetworkPolicy { ingress: Some(rules), .. })) = &mut event {

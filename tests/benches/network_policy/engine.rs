@@ -15,7 +15,7 @@ use denizen_plan::{
 pub struct Cost {
     /// From the fact to the kernel's acknowledgement.
     pub whole: Duration,
-    /// Of the whole, writing to the kernel.
+    /// The part of it that was spent writing to the kernel.
     pub written: Duration,
 }
 
@@ -64,7 +64,7 @@ impl Engine {
         Cost { whole: begun.elapsed(), written: decided.elapsed() }
     }
 
-    /// Reads what the kernel holds, if anybody may have changed it.
+    /// A resync: reads what the kernel holds if another program may have changed it.
     pub fn look(&mut self, is_disturbed: bool) -> Duration {
         if is_disturbed {
             self.firewall.note_foreign_change();
@@ -75,7 +75,7 @@ impl Engine {
     }
 }
 
-/// Tables in this thread's network namespace, which are not written yet.
+/// The firewall for this thread's network namespace. No table is written yet.
 pub fn firewall() -> Firewall {
     Firewall::new(Kernel::open().expect("netlink, as root"))
 }

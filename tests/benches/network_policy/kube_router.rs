@@ -1,5 +1,5 @@
-//! kube-router's shape for the same policies: a chain for each pod, and for each policy and peer,
-//! with a set for each of these. Each change is a full sync, as there.
+//! The same policies as kube-router renders them: a chain for each pod, for each policy and peer,
+//! and a set for each peer. Each change is a full sync, as in kube-router.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ const TIMES: usize = 3;
 /// Which programs write it.
 pub const PROGRAMS: [&str; 2] = ["iptables-nft-restore", "iptables-legacy-restore"];
 
-/// What is to be enforced, in its terms.
+/// The policies to enforce, in kube-router's terms.
 pub struct Shape {
     pub policies: u32,
     /// Whether a policy selects a local pod.
@@ -119,7 +119,7 @@ pub fn load(program: &str, sets: &str, rules: &str) {
     execute(program, &["--noflush"], rules);
 }
 
-/// Sends what is forwarded through the rules.
+/// Makes forwarded packets traverse the rules.
 pub fn hook(program: &str) {
     execute(program, &["--noflush"], "*filter\n-A FORWARD -j KR-FORWARD\nCOMMIT\n");
 }

@@ -1,12 +1,12 @@
 //! What the pod firewall costs: `cargo bench -p denizen-tests --bench network_policy`, as root.
 //!
 //! 250 pods of this node, 100 policies, 10,000 pods of other nodes, through the agent's own plan
-//! and firewall, in a network namespace that is made here; next to kube-router's shape (a chain for
+//! and firewall, in a network namespace that is made here; next to kube-router's rules (a chain for
 //! each pod and each policy, with a set for each selector) through `ipset restore` and
-//! `iptables-restore`, which it executes for every change. How long a connection takes through
-//! both. The same with 100 ClusterNetworkPolicies of 25 rules in each direction, and connections
-//! through them. One policy of 20,000 ranges. And the largest cluster that Kubernetes documents, with
-//! 10,000 policies.
+//! `iptables-restore`, which it executes for every change. How long a connection takes through the
+//! rules of both. The same with 100 ClusterNetworkPolicies of 25 rules in each direction, and
+//! connections through them. One policy of 20,000 ranges. And the largest cluster that Kubernetes
+//! documents, with 10,000 policies.
 //!
 //! It prints, and asserts no time. Words behind `--` choose parts.
 

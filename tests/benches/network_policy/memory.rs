@@ -7,7 +7,7 @@ pub fn resident() -> f64 {
     bench::megabytes(Memory::own().expect("this process has memory").resident)
 }
 
-/// What the kernel holds for itself: elements of sets are slabs, or pages that are counted as such;
+/// The kernel's own memory: elements of sets are in slabs, or in pages that are counted as slabs;
 /// large hash tables are mapped.
 pub fn kernel() -> f64 {
     let names = ["SUnreclaim:", "VmallocUsed:"];

@@ -1,5 +1,5 @@
-//! One policy of 20,000 `ipBlock`s, in the shape of the ranges that clouds publish: networks, others
-//! within them, and exceptions.
+//! One policy of 20,000 `ipBlock`s, similar to the ranges that clouds publish: networks, smaller
+//! networks within them, and exceptions.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
@@ -30,7 +30,7 @@ pub fn report() {
     }
 }
 
-/// While a change is programmed, a service's waits.
+/// These times matter for services too: their changes wait while a policy's change is programmed.
 fn measured(is_v6: bool, is_range: bool) {
     let mut engine = Engine::new();
     engine.change([SMALL.facts(), vec![policy(0..0, is_v6, is_range)]].concat());

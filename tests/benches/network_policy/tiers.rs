@@ -11,12 +11,12 @@ use crate::cluster::{APPS, Cluster, app, is, remote_ip};
 
 /// Rules of a policy in each direction: the most that the API takes.
 const RULES: usize = 25;
-/// How many numbers decide about a policy.
+/// How many random numbers a policy is drawn from.
 const A_POLICY: usize = 1_500;
 
-/// A policy about the pods of an app or of a namespace: of its rules 40 of a hundred accept, 45
-/// deny and 15 pass, half of them at some ports, about one to three peers. Of those of egress, a
-/// quarter are networks.
+/// A policy for the pods of an app or of a namespace. Of its rules 40 % accept, 45 % deny and 15 %
+/// pass; half of them name a port, and each has one to three peers. A quarter of the egress peers
+/// are networks.
 pub fn policy(cluster: Cluster, n: u32) -> ClusterNetworkPolicy {
     let numbers = numbers(n);
     let draw = &mut Draw::new(&numbers);
@@ -37,7 +37,7 @@ pub fn policy(cluster: Cluster, n: u32) -> ClusterNetworkPolicy {
     }
 }
 
-/// The same in every run.
+/// Pseudorandom numbers, the same in every run.
 fn numbers(n: u32) -> Vec<u16> {
     let mut state = u64::from(n) + 1;
     let mut next = || {
@@ -90,8 +90,8 @@ fn port(draw: &mut Draw<'_>) -> TierPort {
     TierPort::Range(Protocol::Tcp, first, last)
 }
 
-/// Policy `n` of `count` that select all pods of the first namespace. Of all their rules, the last
-/// one accepts the client.
+/// Policy `n` of `count` that select all pods of the first namespace. Of all their rules, only the
+/// last one accepts the client.
 pub fn selecting(n: u32, count: u32, client: u32) -> Event {
     let rule = |index: usize, action, peers, ports| TierRule {
         index,

@@ -1,11 +1,11 @@
-//! What it costs a load that others are looked at: clients that connect without pause to a service,
+//! How much observing others slows down a load: clients that connect without pause to a service,
 //! beside a `trace` of another client, and beside `drops --watch`.
 //!
-//! Each turn measures the load alone, beside the one, and beside the other, so that whatever else
-//! the machine does falls on all of them. What counts is the difference within a turn. The
-//! processor time is that of this process alone: its clients, its server, and what the kernel does
-//! for their packets meanwhile. It says something on a machine that others use too, where
-//! connections a second do not.
+//! Each turn measures the load alone, beside `trace`, and beside `drops --watch`, so that a
+//! disturbance of the machine affects all three alike. What counts is the difference within a turn.
+//! The processor time is that of this process alone: its clients, its server, and the kernel's work
+//! for their packets meanwhile. It is meaningful on a machine that others use too, where
+//! connections a second are not.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -26,25 +26,25 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
 use socket2::{Domain, Socket, Type};
 
-/// Where only the load's own listener is.
+/// A port at which only the load's own listener is.
 pub const PORT: u16 = 9090;
 
 const CLIENTS: usize = 2;
 /// How many connections a client makes at once. So a processor makes many before it turns to
 /// another thread, and both clients make ten thousand a second.
 const WAVE: u32 = 64;
-/// Milliseconds after which an answer was lost.
+/// A connection that is not answered within this many milliseconds is an error.
 const PATIENCE: u16 = 2000;
 const TURNS: usize = 20;
 const TURN: Duration = Duration::from_millis(1500);
-/// How often another client asks what may be followed.
+/// Pause between two connections of the client that `trace` follows.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Of 20 differences in order, the true median lies between the 6th and the 15th with 96 %.
 const INTERVAL: [usize; 2] = [5, 14];
-/// What has not gone by then never will.
+/// How long anything is waited for.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     a_second: f64,
@@ -84,8 +84,8 @@ pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-/// With room for all connections of some waves: for want of it, a client would try again after a
-/// second.
+/// With a backlog for all connections of some waves: if it were full, a client would retry its SYN
+/// only after a second.
 fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     socket.bind(&at.into())?;
@@ -93,7 +93,7 @@ fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Medians, and by how much both differ from the load alone.
+/// Prints the medians, and how much the load beside either command differs from the load alone.
 fn report(what: &str, turns: &[[Load; 3]], figure: impl Fn(&Load) -> f64) {
     let sorted = |values: Vec<f64>| {
         let mut values = values;
@@ -112,7 +112,8 @@ fn report(what: &str, turns: &[[Load; 3]], figure: impl Fn(&Load) -> f64) {
     }
 }
 
-/// Clients connect for a turn. Meanwhile another one asks what may be followed, now and then.
+/// Clients connect for a turn. Every [`PAUSE`], another client makes a connection that the commands
+/// may follow.
 fn load(fixture: &Fixture, to: SocketAddr, followed: SocketAddr) -> Result<Load> {
     let stop = Arc::new(AtomicBool::new(false));
     let (begun, used) = (Instant::now(), processor_time()?);

@@ -1,4 +1,4 @@
-//! What it costs to look: `cargo bench -p denizen-tests --bench observe`, as root.
+//! What observing costs: `cargo bench -p denizen-tests --bench observe`, as root.
 //!
 //! First `denizen-agent connections` of a table with 100,000 entries: time and memory. Then clients
 //! that connect without pause to a service, beside a `trace` of another client and beside `drops
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     Bench { processes: &[(&["connections"], connections)], ..Bench::default() }.run(|_| observe())
 }
 
-/// The command that is measured: it also prints the most that it had in memory, in KiB.
+/// The measured command. It also prints the peak of its memory, in KiB.
 fn connections(_: &[String]) -> Result<ExitCode> {
     let ended = denizen_agent::cli::run();
     eprintln!("{}", Memory::own()?.most);

@@ -16,7 +16,7 @@ use crate::server::{self, ServedCluster, namespace_of};
 
 /// How long it may take until all is programmed.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What comes right after the first load belongs to it.
+/// How long to wait after the first load, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(2);
 
 /// Measures and prints it.
@@ -58,12 +58,12 @@ fn measured(cluster: ServedCluster, mode: &str) -> Result<Memory> {
         Ok(memory)
     };
     let memory = start("started");
-    // Now it finds what is in the kernel.
+    // Now the agent finds its tables in the kernel.
     start("restarted")?;
     memory
 }
 
-/// Records the local pods as the plugin does. All of them are one namespace.
+/// Records the local pods as the plugin does. All of them share one network namespace.
 fn record(
     cluster: ServedCluster,
     [node, pods]: [&Namespace; 2],

@@ -1,9 +1,9 @@
 //! What the objects of a large cluster cost: `cargo bench -p denizen-tests --bench pods`, as root.
 //!
-//! A process that follows 10,000 and 150,000 pods, as the agent does for the pod firewall, or 10,000
-//! Services and their EndpointSlices, from a server without protobuf and from one with it; and the
-//! whole agent of a node with 250 of them, without the pod firewall and with it. The server is in
-//! the parent process, and makes the pods as it sends them.
+//! A process that follows 10,000 and 150,000 pods, as the agent does for the pod firewall, or
+//! 10,000 Services and their EndpointSlices, from a server without protobuf and from one with it;
+//! and the whole agent of a node with 250 of these pods, without the pod firewall and with it. The
+//! server is in the parent process, and makes the pods as it sends them.
 //!
 //! It prints, and asserts nothing. Words behind `--` choose parts, and numbers among the sizes.
 

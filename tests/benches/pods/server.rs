@@ -1,4 +1,4 @@
-//! An API server with many pods, which it makes as it sends them.
+//! An API server with many pods, which makes each pod when it sends it.
 
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,13 +22,14 @@ pub struct ServedCluster {
     pub updates: usize,
     /// Services, each with one EndpointSlice.
     pub services: usize,
-    /// Whether it has no protobuf.
+    /// Whether the server offers JSON only, no protobuf.
     pub only_json: bool,
-    /// Whether it compresses lists for those who ask for it.
+    /// Whether the server compresses lists for clients that accept gzip.
     pub gzip: bool,
 }
 
-/// Serves a cluster at a listener, without an end; a kubeconfig file in `folder` leads to it.
+/// Serves a cluster at a listener, forever. Returns a kubeconfig file for it, written into
+/// `folder`.
 pub fn start(cluster: ServedCluster, listener: TcpListener, folder: &Path) -> Result<PathBuf> {
     let server = format!("http://{}", listener.local_addr()?);
     let text = json!({
@@ -149,7 +150,7 @@ fn list_in_json(
     to.flush()
 }
 
-/// Lengths come first, so each object is made twice.
+/// In protobuf, lengths come first, so each object is made twice.
 fn list_in_protobuf(
     to: &mut impl Write,
     version: &str,

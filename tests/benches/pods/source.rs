@@ -1,5 +1,5 @@
-//! The source of pods and the model alone: memory, the time of the list, and the processor time of
-//! a change of a status, which decides nothing.
+//! The source and the model alone: memory, the time of the list, and the processor time of a pod's
+//! status change that affects no decision.
 
 use std::net::TcpListener;
 use std::path::Path;

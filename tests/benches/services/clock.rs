@@ -14,12 +14,11 @@ use tracing::{Event, Metadata, Subscriber};
 pub struct Cost {
     /// From the first fact to the kernel's acknowledgement.
     pub whole: Duration,
-    /// What the thread worked, in the kernel too: on a machine with other things to do, that is
-    /// less.
+    /// The thread's processor time, in the kernel too: on a busy machine, less than `whole`.
     pub work: Duration,
-    /// Of the whole, the netlink batches.
+    /// The part of it in netlink batches.
     pub commit: Duration,
-    /// Of the whole, reading the kernel's tables.
+    /// The part of it spent reading the kernel's tables.
     pub observe: Duration,
 }
 
@@ -34,7 +33,7 @@ pub fn cost<T>(job: impl FnOnce() -> T) -> (T, Cost) {
     (result, cost)
 }
 
-/// How long this thread has been working.
+/// The processor time that this thread has used.
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.expect("every thread has such a clock").into()
@@ -48,12 +47,12 @@ thread_local! {
     static BEGUN: [Cell<Option<Instant>>; 2] = const { [Cell::new(None), Cell::new(None)] };
 }
 
-/// From now on, [`cost`] sees inside.
+/// From now on, [`cost`] also measures [`SPANS`].
 pub fn listen_to_spans() {
     tracing::subscriber::set_global_default(Spans).expect("nobody else listens in a bench");
 }
 
-/// Sums up the time in each of [`SPANS`]. Everything else that is traced is not even formatted.
+/// Sums up the time in each of [`SPANS`]. Other spans and events are not even formatted.
 struct Spans;
 
 impl Subscriber for Spans {

@@ -1,5 +1,5 @@
-//! How long a connection takes: a client in one namespace, a node that serves in another, a veth
-//! between.
+//! How long a connection takes: a client in one network namespace, a node that serves in another, a
+//! veth between them.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::programmed::started;
 
 const CONNECTIONS: usize = 4_000;
 const SIZES: [usize; 2] = [1, 10_000];
-/// How many ranges may ask a load balancer IP; the client is in the last.
+/// How many source ranges a load balancer IP admits; the client is in the last.
 const RANGES: [usize; 3] = [1, 100, 4_000];
 const LOAD_BALANCER_IP: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const NODE_SIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// What is connected to.
+/// What the client connects to.
 #[derive(Clone, Copy)]
 enum ConnectTarget {
     /// The endpoint, where there is no service.
     Endpoint,
-    /// The cluster IP of the last of so many services.
+    /// The cluster IP of the last of this many services.
     Last(usize),
-    /// A load balancer IP that so many ranges may ask.
+    /// A load balancer IP that admits this many source ranges.
     Restricted(usize),
 }
 
@@ -105,7 +105,7 @@ fn measured(asked: ConnectTarget) -> Samples {
     samples
 }
 
-/// So many ranges. The client is in the last.
+/// This many source ranges. The client is in the last.
 fn sources(ranges: usize) -> Vec<String> {
     let others = (1..ranges).map(|n| format!("11.{}.{}.0/25", n / 256, n % 256));
     others.chain(["192.0.2.0/24".to_owned()]).collect()

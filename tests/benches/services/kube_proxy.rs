@@ -1,5 +1,5 @@
-//! The same services in kube-proxy's shape, loaded by `nft -f` as it does: a chain for each service
-//! and for each endpoint, and an anonymous map for each service.
+//! The same services as kube-proxy renders them, loaded by `nft -f` as kube-proxy does: a chain for
+//! each service and for each endpoint, and an anonymous map for each service.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,18 +12,18 @@ use denizen_tests::node::cni::Namespace;
 use crate::clock::{Samples, text, timed};
 use crate::manifests::{ENDPOINTS, endpoint_ip, service_ip, spare_ip};
 
-/// More than this is not waited for: the kernel's work grows with the square of the number of sets.
+/// Larger sizes take too long: the kernel's work grows with the square of the number of sets.
 const MOST: usize = 10_000;
 const CHANGES: usize = 10;
 
-/// What it cost.
+/// What kube-proxy's rules cost.
 pub struct Other {
     pub services: usize,
     pub load: Duration,
     pub change: Samples,
 }
 
-/// Measures the sizes that can be waited for, and prints them.
+/// Measures the sizes that do not take too long, and prints the results.
 pub fn all(sizes: &[usize]) -> Vec<Other> {
     println!("\n## nft -f in kube-proxy's shape, the same services\n");
     let (small, large): (Vec<usize>, Vec<usize>) = sizes.iter().partition(|size| **size <= MOST);
@@ -108,8 +108,8 @@ fn ruleset(services: usize) -> String {
     text
 }
 
-/// One endpoint in another's place, as kube-proxy does it: the chain of the one that is gone is
-/// emptied, and deleted a second later, in another transaction.
+/// Replaces one endpoint as kube-proxy does: the removed endpoint's chain is emptied now, and
+/// deleted a second later in another transaction.
 fn replaced(service: usize, number: usize) -> String {
     let mut text = String::new();
     let mut endpoints: Vec<Ipv4Addr> = (0..ENDPOINTS).map(|n| endpoint_ip(service, n)).collect();

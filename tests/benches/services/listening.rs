@@ -1,4 +1,4 @@
-//! What it costs that somebody listens to nf_tables' notifications, as the running agent does.
+//! What a listener to nf_tables' notifications costs. The running agent is such a listener.
 
 use denizen_backend::nftables::TABLE;
 use denizen_model::Event;
@@ -28,7 +28,8 @@ fn measured(facts: Vec<Event>, listening: bool) {
     let during = listening.then(watch);
     let (mut engine, cold) = started(facts.clone());
     println!("  cold: {} (kernel {})", text(cold.whole), text(cold.commit));
-    // The load has overflowed its buffer, so that nothing more would be written to it.
+    // The first load has overflowed the listener's buffer; the kernel would write nothing more to
+    // it.
     drop(during);
     let mut after = listening.then(watch);
     endpoint_changes(&mut engine, &facts, &mut || {

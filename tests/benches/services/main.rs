@@ -5,10 +5,10 @@
 //! of the same services in kube-proxy's shape. Memory, and how long a connection takes to the last
 //! of many services.
 //!
-//! It prints, and asserts nothing: times belong to the machine they were taken on. What can be
-//! carried from one machine to another are the ratios, which is why all of one run is printed
-//! together. Words behind `--` choose parts, and numbers among the sizes: `cargo bench -p
-//! denizen-tests --bench services -- cold 10000`. Another word or size is an error.
+//! It prints, and asserts nothing: times belong to the machine they were taken on. Only the ratios
+//! hold on other machines, which is why all of one run is printed together. Words behind `--`
+//! choose parts, and numbers among the sizes: `cargo bench -p denizen-tests --bench services --
+//! cold 10000`. Another word or size is an error.
 //!
 //! All that it makes in the kernel is in nameless network namespaces, which end with it, however it
 //! ends.
@@ -68,7 +68,7 @@ fn measure(chosen: &Chosen) {
     }
 }
 
-/// What the figures of this run say of one another.
+/// Prints the ratios between the figures of this run.
 fn ratios(ours: &[Programmed], other: &[Other]) {
     if ours.is_empty() {
         return;

@@ -18,13 +18,13 @@ pub const ENDPOINTS: usize = 4;
 /// The node that the agent is on.
 pub const NODE: &str = "node-0";
 
-/// Pods of one node: the cluster has as many nodes as it takes.
+/// Pods of one node. The cluster has as many nodes as its pods need.
 const PODS_OF_A_NODE: usize = 100;
 
 /// Documents in one file.
 const SERVICES_IN_A_FILE: usize = 250;
 
-/// As an agent on an ordinary node has it.
+/// The policy of an agent on an ordinary node.
 pub fn policy() -> Policy {
     Policy {
         settings: Settings {
@@ -60,7 +60,7 @@ pub fn spare_ip(number: usize) -> Ipv4Addr {
     Ipv4Addr::from(u32::from_be_bytes([10, 160, 0, 0]) + number as u32 + 1)
 }
 
-/// A folder of so many services' manifests, which goes with the value.
+/// A folder with the manifests of this many services. It is deleted with the value.
 pub fn folder(services: usize) -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let nodes = (services * ENDPOINTS).div_ceil(PODS_OF_A_NODE);
@@ -108,7 +108,7 @@ fn document(text: &mut String, service: usize, nodes: usize) {
     }
 }
 
-/// Puts a load balancer there that only these ranges may ask, in front of the first service's
+/// Adds a load balancer IP that admits only these source ranges, in front of the first service's
 /// endpoints.
 pub fn restrict(folder: &Path, ip: Ipv4Addr, sources: &[String]) {
     let sources: String = sources.iter().map(|range| format!("  - {range}\n")).collect();
@@ -145,7 +145,7 @@ pub fn facts(folder: &Path) -> Vec<Event> {
     events
 }
 
-/// The pods of this node, and `more` of them.
+/// The usual number of this node's pods, and `more`.
 pub fn programmed_pods(more: usize) -> denizen_model::PodSet {
     let pod = |number: usize| denizen_model::LocalPod {
         id: denizen_state::AttachmentId(format!("{number:064x}/eth0")),

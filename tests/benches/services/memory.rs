@@ -1,4 +1,4 @@
-//! Memory: of a running agent, of an engine alone, of the kernel.
+//! The memory of a running agent, of an engine alone, and of the kernel.
 
 use std::process::{Child, ExitCode, Stdio};
 use std::thread::sleep;
@@ -17,9 +17,8 @@ const SERVICES: usize = 10_000;
 /// How long the agent may take to program them, in tenths of a second.
 const PATIENCE: usize = 600;
 
-/// What the kernel has allocated in pieces, in KiB: sets' elements among others. Other programs'
-/// share moves too, so that small differences mean nothing. `None` where there is no
-/// `/proc/slabinfo`.
+/// What the kernel has allocated with kmalloc, in KiB: elements of sets, among others. Other
+/// programs' share changes too, so small differences mean nothing. `None` without `/proc/slabinfo`.
 pub fn kernel_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/slabinfo").ok()?;
     let pieces = text.lines().filter(|line| line.starts_with("kmalloc-"));
@@ -31,7 +30,7 @@ pub fn kernel_memory() -> Option<u64> {
     Some(bytes.sum::<u64>() / 1024)
 }
 
-/// What a process holds.
+/// The memory of a process, for people.
 fn of_process(id: u32) -> String {
     let memory = Memory::of(id).expect("the process is running");
     let [resident, own, most] =
@@ -64,14 +63,14 @@ pub fn report() {
     resident("an engine after one update", namespace.spawn(engine), there);
 }
 
-/// Reads a process's memory once it is ready, and ends it.
+/// Reads a process's memory once the process is ready, and ends it.
 fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
     let is_ready = (0..PATIENCE).find_map(|_| {
         sleep(Duration::from_millis(100));
         let ended = process.try_wait().is_ok_and(|ended| ended.is_some());
         if ended { Some(false) } else { ready().map(|()| true) }
     });
-    // What comes right after the first load belongs to it.
+    // Memory taken right after the first load is counted too.
     sleep(Duration::from_secs(1));
     match is_ready {
         Some(true) => println!("{what}: {}", of_process(process.id())),
@@ -81,13 +80,13 @@ fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
     let _ = process.wait();
 }
 
-/// This process is `denizen-agent`, with the same arguments.
+/// Runs `denizen-agent` in this process, with the same arguments.
 pub fn agent(_: &[String]) -> Result<ExitCode> {
     end_with_the_bench();
     denizen_agent::cli::run()
 }
 
-/// This process parses a folder of manifests, programs it, and holds what an engine holds.
+/// Parses a folder of manifests in this process, programs it, and keeps the engine.
 pub fn engine_alone(words: &[String]) -> Result<ExitCode> {
     end_with_the_bench();
     let [_, folder, ready] = words else {
@@ -99,7 +98,7 @@ pub fn engine_alone(words: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A bench that is killed leaves nobody behind.
+/// Ends this process when the bench is killed.
 fn end_with_the_bench() {
     let _ = set_pdeathsig(Signal::SIGKILL);
 }

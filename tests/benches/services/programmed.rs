@@ -39,18 +39,18 @@ impl Costs {
         self.0.iter().map(|cost| cost.whole).collect()
     }
 
-    /// What the thread worked for that, in the kernel too.
+    /// The thread's processor time for the change, in the kernel too.
     fn work(&self) -> Samples {
         self.0.iter().map(|cost| cost.work).collect()
     }
 
-    /// The kernel's part.
+    /// The part of it in netlink batches.
     pub fn commit(&self) -> Samples {
         self.0.iter().map(|cost| cost.commit).collect()
     }
 }
 
-/// What programs the kernel.
+/// The backend that is measured.
 pub const NFTABLES: BackendConfig =
     BackendConfig { name: BackendName::Nftables, iptables_variant: None };
 
@@ -64,7 +64,7 @@ fn measured(services: usize) -> Programmed {
     let folder = manifests::folder(services);
     let (facts, parsing) = timed(|| manifests::facts(folder.path()));
     println!("{services} services: manifests parsed in {}", text(parsing));
-    // Namespaces that ended give their memory back a moment later.
+    // The kernel frees the memory of ended namespaces with a delay.
     sleep(Duration::from_secs(2));
     let others = facts.clone();
     let (programmed, kernel) = Namespace::new().run(move || {
@@ -113,7 +113,7 @@ fn sync(engine: &mut Engine) {
     engine.program(SyncExtent::Partial, "").result.expect("the kernel takes the change");
 }
 
-/// The agent starts anew, remembering nothing: it reads what is there, and finds it right.
+/// A restart without any memory: the engine reads what is there, and finds it right.
 fn restart(facts: Vec<Event>) {
     let (mut engine, again) = started(facts);
     println!(
@@ -129,7 +129,7 @@ fn restart(facts: Vec<Event>) {
     look(&mut engine, "when somebody changed another table");
 }
 
-/// One endpoint of one service in another's place, again and again; `between` runs after each.
+/// Replaces one endpoint of one service, again and again; `between` runs before each change.
 pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn FnMut()) -> Costs {
     let world = ServiceFacts::of(facts);
     many(engine, "one endpoint replaced", CHANGES, |n| {
@@ -200,7 +200,7 @@ fn event_of(slice: Slice) -> Event {
     Event::Slice(slice.name.clone(), Some(slice))
 }
 
-/// The services and slices among some facts, each service's slice at the same place.
+/// The services and slices among some facts. A service and its slice have the same index.
 struct ServiceFacts {
     services: Vec<Service>,
     slices: Vec<Slice>,
@@ -220,12 +220,12 @@ impl ServiceFacts {
         Self { services, slices }
     }
 
-    /// Spread over all of them: a prime step.
+    /// The slice of change `number`. A prime step spreads the changes over all slices.
     fn slice(&self, number: usize) -> &Slice {
         &self.slices[number * 7919 % self.slices.len()]
     }
 
-    /// A service that is not there yet.
+    /// A service that does not exist yet.
     fn another(&self, number: usize) -> (Service, Slice) {
         let (mut service, mut slice) = (self.services[0].clone(), self.slices[0].clone());
         service.name = ServiceName::new("another", &format!("service-{number}"));

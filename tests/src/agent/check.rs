@@ -14,10 +14,10 @@ use crate::node::netns::Netns;
 
 pub use self::node::CheckedNode;
 
-/// Their findings are others' words, and need no code.
+/// Checks whose findings repeat messages of other parts, and so have no code.
 const UNCODED: [&str; 4] = ["status", "manifests", "forward-chains", "vlans"];
 
-/// What came of it.
+/// What `denizen-agent check` reported.
 #[derive(Debug, Clone)]
 pub struct CheckReport {
     /// Its exit code.
@@ -32,7 +32,7 @@ impl CheckReport {
         Self::behind(node, Command::new(binary::ours("denizen-agent")?), flags)
     }
 
-    /// The same with `program`, which must become the agent's.
+    /// The same behind `program`, which must execute the agent.
     pub fn behind<A: AsRef<OsStr>>(
         node: &Netns,
         mut program: Command,
@@ -68,8 +68,8 @@ impl CheckReport {
         self.checks.iter().filter(|check| check["verdict"] == verdict).count()
     }
 
-    /// Ensures that a check of this name has this verdict, and that its reason contains `words`. If
-    /// something is wrong it says what to do.
+    /// Ensures that a check of this name has this verdict, and that its reason contains `words`. A
+    /// warning or failure must also advise what to do.
     pub fn ensure(&self, name: &str, verdict: &str, words: &str) -> Result<()> {
         let named = || self.checks.iter().filter(|check| check["name"] == name);
         let is_so = |check: &&Value| {
@@ -106,7 +106,7 @@ fn line(check: &Value) -> String {
     format!("\n{} {}: {}", check["name"], check["verdict"], check["reason"])
 }
 
-/// What is wrong.
+/// Lists the warnings and failures.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unwell = self.checks.iter().filter(|check| is_unwell(check));

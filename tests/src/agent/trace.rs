@@ -74,7 +74,7 @@ impl TraceReport {
         self.0["packets"].as_array().map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Every packet did what `explain` says.
+    /// Ensures that every packet did what `explain` predicts.
     pub fn ensure_as_predicted(&self) -> Result<()> {
         ensure!(!self.packets().is_empty(), "no packet: {:#}", self.0);
         for packet in self.packets() {

@@ -13,7 +13,7 @@ use crate::binary;
 use crate::eventually::observed;
 use crate::node::netns::Netns;
 
-/// What has not been shown by then never will.
+/// How long anything may take to be shown.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// A command of `denizen-agent` that prints a line of JSON for each thing it sees. Dropping it
@@ -22,7 +22,7 @@ pub struct WatchCommand {
     child: Child,
     /// What it has printed.
     seen: Arc<Mutex<Vec<Value>>>,
-    /// Open for what else the command has to say.
+    /// The command's standard error.
     errors: BufReader<ChildStderr>,
 }
 
@@ -54,7 +54,7 @@ impl WatchCommand {
         Ok(watching)
     }
 
-    /// Waits for something that it shows.
+    /// Waits until the command has printed something that `is_it` accepts.
     pub fn until(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
         let look = || Ok(self.seen.lock().expect("nobody panics with it").clone());
         let seen = observed(what, BOUND, look, |seen| seen.iter().any(&is_it))?;
@@ -66,7 +66,7 @@ impl WatchCommand {
         self.seen.lock().expect("nobody panics with it").clone()
     }
 
-    /// Waits until it ends by itself, with an error; what it said.
+    /// Waits until the command ends by itself, with an error; returns its standard error.
     pub fn ended(mut self) -> Result<String> {
         let mut printed = String::new();
         self.errors.read_to_string(&mut printed)?;

@@ -1,5 +1,5 @@
-//! The agent as something else than a shell runs it: behind a program that gives it another
-//! environment, and asked through its run directory.
+//! The agent as another program than a shell runs it: behind a program that gives it a different
+//! environment. Tests ask it through its run directory.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::eventually::observed;
 use crate::node::cluster::{Cluster, NODE};
 use crate::node::netns::checked;
 
-/// What a runtime does for a container that is not privileged, and the DaemonSet's mount of the
-/// network's settings.
+/// The mounts of a container that is not privileged, and the DaemonSet's mount of the network's
+/// settings.
 const CONTAINED: &str = r#"
 set -e
 mount -t tmpfs tmpfs /mnt
@@ -27,11 +27,11 @@ mount -o remount,ro,bind /proc/sys
 exec "$@"
 "#;
 
-/// What leads the agent to that mount.
+/// The flag that makes the agent use that mount.
 pub const SETTINGS: &str = "--sysctl-dir=/mnt/proc/sys";
 
-/// What a runtime makes of a container with exactly these capabilities: a process namespace of its
-/// own, and read-only kernel settings. What it runs is yet to be added.
+/// A command that runs a program as a runtime runs a container with exactly these capabilities: in
+/// a process namespace of its own, with read-only kernel settings. The caller adds the program.
 pub fn container(capabilities: &[String]) -> Command {
     let names = capabilities.iter().map(|name| format!(",+{}", name.to_lowercase()));
     let bounds = format!("--bounding-set=-all{}", names.collect::<String>());
@@ -42,7 +42,7 @@ pub fn container(capabilities: &[String]) -> Command {
     command
 }
 
-/// What has not happened by then never will.
+/// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running agent. Dropping it kills the program in front of it.
@@ -53,7 +53,8 @@ pub struct WrappedAgent {
 }
 
 impl WrappedAgent {
-    /// Starts the agent for `cluster` behind `program`, which must become it, or end with it.
+    /// Starts the agent for `cluster` behind `program`, which must become the agent, or end with
+    /// it.
     pub fn start(cluster: &Cluster, program: Command) -> Result<Self> {
         Self::start_with(cluster, program, &[])
     }
@@ -70,7 +71,7 @@ impl WrappedAgent {
         Ok(Self { child, run_dir })
     }
 
-    /// The process id of the program in front, which is the agent's where that became it.
+    /// The process id of the program in front; it is the agent's if that program became the agent.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -1,4 +1,5 @@
-//! Objects as a large cluster has them, for benches: of usual sizes, with fields that nobody uses.
+//! Objects as a large cluster has them, for benches: of usual sizes, with fields that the agent
+//! ignores.
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ pub const LOCAL: usize = 250;
 /// Pods of one Deployment.
 pub const REPLICAS: usize = 20;
 
-/// What real objects have, and nobody uses.
+/// `managedFields`, which real objects have and the agent ignores.
 fn managed(manager: &str, fields: usize) -> Value {
     let fields: serde_json::Map<String, Value> =
         (0..fields).map(|n| (format!("f:field{n}"), json!({ ".": {}, "f:name": {} }))).collect();
@@ -42,7 +43,7 @@ pub fn service(number: usize) -> Value {
     })
 }
 
-/// Its EndpointSlice, with 4 endpoints: 3 kB.
+/// The EndpointSlice of [`service`] `number`, with 4 endpoints: 3 kB.
 pub fn slice(number: usize) -> Value {
     let app = format!("app-{number}");
     let endpoint = |n: usize| {
@@ -76,7 +77,7 @@ fn service_ip(number: usize) -> String {
     format!("10.200.{}.{}", number >> 8 & 255, number & 255)
 }
 
-/// A pod as a cluster has them: 3 kB, of which few bytes are used.
+/// A pod as a cluster has them: 3 kB, of which the agent uses few bytes.
 pub fn pod(number: usize, namespace: &str, ready: usize) -> Value {
     let app = number / REPLICAS;
     let env: Vec<Value> = (0..12)

@@ -27,7 +27,7 @@ impl Samples {
         self.quantile(50)
     }
 
-    /// The one that so many in a hundred do not exceed.
+    /// The duration that this percentage of the samples does not exceed.
     pub fn quantile(&self, hundredth: usize) -> Duration {
         let last = self.0.len().saturating_sub(1);
         self.0.get(last * hundredth / 100).copied().unwrap_or_default()

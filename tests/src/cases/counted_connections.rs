@@ -14,7 +14,7 @@ use crate::packets::probe::{Probe, SILENCE};
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
-/// What has not taken effect by then never will. An emulated processor takes its time.
+/// How long anything may take to have an effect. An emulated processor takes its time.
 const BOUND: Duration = Duration::from_secs(60);
 
 /// The series of a service.
@@ -25,16 +25,16 @@ fn series(name: &str, family: &str) -> String {
     )
 }
 
-/// Numbers of services with other endpoints than any older one: IPVS can carry them. The second is
-/// a node port, too.
+/// Numbers of services that share no endpoint with an older service: IPVS can carry them. The
+/// second service has a node port, too.
 pub const PLAIN: [u8; 2] = [13, 10];
 
-/// How many connections to their cluster IPs they get at first, in each family.
+/// How many connections each gets at its cluster IP at first, in each family.
 pub const CONNECTIONS: [usize; 2] = [2, 3];
 
-/// Through the service's address, its node port and session affinity; not those that find nobody.
-/// `scrape` reads the metrics of a node's agent; `counted` returns when whoever else counts has
-/// counted the first connections.
+/// Connections through the service's address, its node port and session affinity are counted; those
+/// to a service without endpoints are not. `scrape` reads the metrics of a node's agent; `counted`
+/// returns when another counter, if there is one, has counted the first connections.
 pub fn are_counted(
     fixture: &Fixture,
     backend: &str,
@@ -91,7 +91,7 @@ pub fn are_counted(
         are(name, family, count)?;
     }
     ensure!(!scrape(node)?.contains("service=\"nobody\""), "nobody was reached");
-    // They are the kernel's: another agent goes on with them, and repairs nothing.
+    // The counters are the kernel's: another agent goes on with them, and repairs nothing.
     agent.terminate()?;
     let agent = cluster.start_agent_with(flags)?;
     ask(10, 1)?;

@@ -18,13 +18,13 @@ use crate::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, Policy
 
 const DNS: [Port; 1] = [Port::tcp("dns", 80, PORT).over(Protocol::Udp)];
 
-/// What has not taken effect by then never will.
+/// How long anything may take to have an effect.
 const BOUND: Duration = Duration::from_secs(30);
 
 const LONELY: u8 = 99;
 const FAR: u8 = 98;
 const GUARDED: u8 = 97;
-/// Load balancer IPs of the last two, as the world routes them to the node.
+/// The numbers of the load balancer IPs of `far` and `guarded`, which the world routes to the node.
 const FAR_OUTSIDE: u8 = 100;
 const GUARDED_OUTSIDE: u8 = 101;
 
@@ -35,7 +35,7 @@ const NO_LOCAL: &str =
     "policy Local, no endpoint on this node: drop; a retry may be routed to another node";
 const RANGES: &str = "loadBalancerSourceRanges: may not use the load balancer IP";
 
-/// The bridged pod may talk to nobody, in neither direction.
+/// Policies that keep the bridged pod from reaching anybody, and anybody from reaching it.
 pub fn closed(more: &[NetworkPolicy]) -> Vec<Value> {
     let peer = || [PolicyPeer::pods(LabelSelector::label("role", "nobody"))];
     let policy = NetworkPolicy::new("default", "closed", LabelSelector::label("role", "web"))
@@ -45,8 +45,8 @@ pub fn closed(more: &[NetworkPolicy]) -> Vec<Value> {
     PolicyWorld { policies, ..PolicyWorld::default() }.manifests()
 }
 
-/// Nobody serves `lonely`, `far` has no endpoint here under policy Local, and nobody may use the
-/// load balancer's address of `guarded`.
+/// `lonely` has no endpoint, `far` has no endpoint on this node under policy Local, and no client
+/// is in the ranges that may use the load balancer IP of `guarded`.
 pub fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
     let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
@@ -66,7 +66,7 @@ pub fn context(label: &str, flags: &[&str]) -> Result<(Fixture, Agent)> {
     Ok((fixture, agent))
 }
 
-/// The agent with these flags, which enforces policies.
+/// Starts the agent with these flags and with policies enforced.
 pub fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
     fixture.cluster.start_agent_with(["--network-policy=on"].iter().chain(flags).copied())
 }
@@ -79,7 +79,7 @@ pub fn flows(fixture: &Fixture, agent: &Agent) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("no JSON")
 }
 
-/// A flow of the test: who sends so many datagrams at once, where to, and how it is shown.
+/// A flow of the test: who sends, how many datagrams at once, where to, and how `drops` shows it.
 pub struct SentFlow {
     from: Host,
     to: SocketAddr,
@@ -87,12 +87,12 @@ pub struct SentFlow {
     pub datagrams: u64,
     verdict: &'static str,
     reason: &'static str,
-    /// With its family.
+    /// The table that drops or rejects the flow, with its family.
     pub table: &'static str,
     service: Option<&'static str>,
 }
 
-/// One for each reason and family.
+/// A flow for each reason and family.
 pub fn all(fixture: &Fixture) -> Result<Vec<SentFlow>> {
     let mut flows = Vec::new();
     for (at, family) in ["ip", "ip6"].into_iter().enumerate() {
@@ -121,7 +121,7 @@ pub fn all(fixture: &Fixture) -> Result<Vec<SentFlow>> {
     Ok(flows)
 }
 
-/// Each datagram is a packet: none is sent again.
+/// Sends the datagrams of a flow. Each is one packet, since UDP does not retransmit.
 pub fn send(fixture: &Fixture, flow: &SentFlow) -> Result<()> {
     let from = fixture.address(flow.from, flow.to.ip())?;
     let (to, datagrams) = (flow.to, flow.datagrams);
@@ -134,7 +134,7 @@ pub fn send(fixture: &Fixture, flow: &SentFlow) -> Result<()> {
     })?
 }
 
-/// Waits until each flow is shown with so many times its datagrams, and as it should be.
+/// Waits until `drops` shows each flow as it should, with `times` times its datagrams.
 pub fn are_shown(fixture: &Fixture, agent: &Agent, sent: &[SentFlow], times: u64) -> Result<()> {
     let of = |shown: &Value, flow: &SentFlow| -> Option<Value> {
         let is_it = |row: &&Value| {

@@ -1,5 +1,5 @@
-//! The comparison as a picture: for each row a bar for each contender, as long as its part of the
-//! row's largest value.
+//! The comparison as a picture: in each row a bar for each contender, in proportion to the row's
+//! largest value.
 
 use std::fmt::Write as _;
 

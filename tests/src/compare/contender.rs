@@ -1,4 +1,4 @@
-//! Who is compared: how each is started and learns of a change.
+//! The programs that are compared: how each is started and learns of a change.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -15,7 +15,7 @@ use crate::packets::http;
 use crate::peers::api::release;
 use crate::peers::kube_proxy::{KubeProxy, NOBODY, nftables};
 
-/// Where kube-proxy says what it does.
+/// The port of kube-proxy's metrics and of `/proxyMode`.
 const METRICS: u16 = 10249;
 
 /// kube-proxy's `mode`.
@@ -46,7 +46,7 @@ impl FromStr for KubeProxyMode {
     }
 }
 
-/// Who is measured.
+/// A program that is measured.
 #[derive(Debug, Clone)]
 pub enum Contender {
     Denizen {
@@ -112,7 +112,7 @@ impl Contender {
         Ok(())
     }
 
-    /// Changes the last service's endpoint, for the time of this number.
+    /// Replaces the last service's endpoint: this is change number `changes`.
     pub fn change(&self, ground: &Ground, changes: usize) -> Result<()> {
         match self {
             Self::Denizen { .. } | Self::KubeProxy { .. } => ground.change(changes),
@@ -126,12 +126,12 @@ impl Contender {
 }
 
 impl RunningContender {
-    /// Its process; `None` if it has ended its work.
+    /// The process id; `None` for `nft -f`, which has ended.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// An error if it has ended, with what it said last.
+    /// An error if the process has ended, with the reason from its log.
     pub fn is_alive(&mut self) -> Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
@@ -160,7 +160,7 @@ fn reason(log: &str) -> &str {
     line.unwrap_or("it said nothing")
 }
 
-/// Services alone, as kube-proxy.
+/// Denizen with services only, to be comparable with kube-proxy.
 fn denizen(program: &Path, ground: &Ground) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--node-name", NODE, "--network-policy=off", "--cni-cache-dir="]);
@@ -174,7 +174,7 @@ fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "hostnameOverride": NODE,
         "clientConnection": { "kubeconfig": ground.kubeconfig() },
-        // A mode that every release has.
+        // A mode of local detection that every release has.
         "detectLocalMode": "ClusterCIDR", "clusterCIDR": NOBODY,
         // The machine's own limits stay as they are.
         "conntrack": { "maxPerCore": 0 },

@@ -20,24 +20,24 @@ pub const ENDPOINTS: usize = 4;
 /// The node's name.
 pub const NODE: &str = "node-1";
 
-/// The versions of slices. kube-proxy before 1.21 knows the second alone. A real server has both in
-/// one store.
+/// The API versions of EndpointSlices. kube-proxy before 1.21 knows only the second. A real server
+/// serves the same objects in both.
 const SLICES: [&str; 2] = ["discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"];
 const HTTP: [Port; 1] = [Port::tcp("http", 80, 8080)];
 const API: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66)), 6443);
-/// The node's addresses, towards each of the others.
+/// The links from the node to each of the others, with the addresses at both ends.
 const LINKS: [(&str, &str, &str); 3] = [
     ("client", "192.0.2.1/24", "192.0.2.2/24"),
     ("pods", "10.64.0.1/24", "10.64.0.10/24"),
     ("api", "203.0.113.1/24", "203.0.113.66/24"),
 ];
-/// Either is the last service's only endpoint.
+/// The addresses that the last service's only endpoint alternates between.
 const ANSWERING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 64, 0, 10), Ipv4Addr::new(10, 64, 0, 11)];
 
-/// The ground. All of it goes with the value.
+/// What one contender is measured on. All of it ends with the value.
 #[derive(Debug)]
 pub struct Ground {
-    /// What it follows.
+    /// The API server that the contender follows.
     pub api: Box<dyn Api>,
     _answers: Server,
     /// Where the contender runs.
@@ -46,14 +46,15 @@ pub struct Ground {
     pub client: Netns,
     _others: [Netns; 2],
     services: usize,
-    /// Of slices.
+    /// The API versions in which slices are written.
     versions: Vec<&'static str>,
-    /// For the contender's files.
+    /// The folder for the contender's files.
     pub folder: TempDir,
 }
 
 impl Ground {
-    /// Services, and an API server that has them: the real one of this program, or the tests' own.
+    /// Makes services, and an API server that has them: the real one of this program, or the tests'
+    /// own.
     pub fn new(services: usize, apiserver: Option<&Path>) -> Result<Self> {
         let [node, client, pods, server] =
             ["node", "client", "pods", "api"].map(|label| Netns::new(&format!("cmp-{label}")));
@@ -97,22 +98,21 @@ impl Ground {
         Ok(ground)
     }
 
-    /// The file that leads to the API server.
     pub fn kubeconfig(&self) -> &Path {
         self.api.kubeconfig()
     }
 
-    /// Where the last service is asked.
+    /// The frontend of the last service.
     pub fn last(&self) -> SocketAddr {
         SocketAddr::new(address(self.services - 1).into(), 80)
     }
 
-    /// The endpoint that the last service has after so many changes.
+    /// The endpoint that the last service has after this many changes.
     pub fn endpoint(&self, changes: usize) -> SocketAddr {
         SocketAddr::new(ANSWERING[changes % ANSWERING.len()].into(), 8080)
     }
 
-    /// Gives the last service the endpoint that it has after so many changes.
+    /// Gives the last service the endpoint that it has after this many changes.
     pub fn change(&self, changes: usize) -> Result<()> {
         self.api.put_all(&self.slices(self.services - 1, changes))
     }
@@ -131,7 +131,7 @@ impl Ground {
         self.versions.iter().map(of_version).collect()
     }
 
-    /// All services after so many changes, for who writes rules without an API server.
+    /// All services after this many changes, for a contender that has no API server.
     pub fn served(&self, changes: usize) -> Vec<Served> {
         let served = |number: usize| Served {
             name: format!("default/{}:http", name(number)),
@@ -145,7 +145,7 @@ impl Ground {
         (0..self.services).map(served).collect()
     }
 
-    /// The bytes that the node has got from the API server, headers and all.
+    /// The bytes that the node has received from the API server, headers included.
     pub fn received(&self) -> Result<u64> {
         let text =
             self.node.output("ip", &["-statistics", "-json", "link", "show", "dev", "api"])?;
@@ -172,7 +172,7 @@ impl Ground {
     }
 }
 
-/// The agent's account is kube-proxy's here.
+/// Gives the agent's account kube-proxy's permissions.
 fn kube_proxys_rights() -> Value {
     let group = "rbac.authorization.k8s.io";
     json!({
@@ -195,7 +195,7 @@ fn name(number: usize) -> String {
     format!("service-{number}")
 }
 
-/// From the range of the tests' real API server.
+/// A cluster IP from the range of the tests' real API server.
 fn address(number: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(172, 30, 1, 0));
     Ipv4Addr::from(first + u32::try_from(number).expect("a few thousands"))

@@ -15,16 +15,16 @@ use crate::packets::probe::Probe;
 
 /// The longest that anything may take.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// What comes right after the first load belongs to it.
+/// How long to wait after the first load, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(2);
-/// Between two changes: kube-proxy by default syncs once a second at most.
+/// Pause between two changes: by default kube-proxy syncs at most once a second.
 const PAUSE: Duration = Duration::from_millis(1500);
-/// A client that polls takes little from the contender.
+/// How often a client polls; seldom enough to take little processor time from the contender.
 const POLL: Duration = Duration::from_millis(1);
 /// How long a client waits for an answer before it asks again.
 const ANSWER: Duration = Duration::from_millis(200);
 
-/// What it cost.
+/// What a contender took.
 #[derive(Debug, Clone)]
 pub struct Figures {
     /// From its start to the first connection that the last service answers.
@@ -35,7 +35,8 @@ pub struct Figures {
     pub connect: Duration,
     /// Its memory when all is programmed; `None` where there is no process.
     pub memory: Option<Memory>,
-    /// What it got from the API server at the start, and for one change; `None` where it asks none.
+    /// What it received from the API server at the start, and for one change; `None` without an API
+    /// server.
     pub bytes: Option<[u64; 2]>,
 }
 

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use super::measured::Figures;
 use crate::bench::timing::text;
 
-/// One thing that was measured of each: its name, and value and text of each contender.
+/// One thing that was measured: its name, and for each contender the value and its text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub what: &'static str,
-    /// `None` where there is no such thing.
+    /// `None` where a contender has no such value.
     pub values: Vec<Option<(f64, String)>>,
 }
 
@@ -62,7 +62,7 @@ impl Comparison {
 }
 
 impl Row {
-    /// How many times the first contender's value the last one's is.
+    /// The last contender's value divided by the first one's.
     fn times(&self) -> String {
         match (self.values.first(), self.values.last()) {
             (Some(Some((first, _))), Some(Some((last, _)))) if *first > 0.0 => {

@@ -13,15 +13,15 @@ use crate::packets::probe::{Outcome, Probe, Protocol};
 /// One entry of the node's connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tracked {
-    /// The kernel's name for it, which no entry that comes later has.
+    /// The kernel's id of the entry, which no later entry gets.
     pub id: u64,
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub source: SocketAddr,
-    /// What that was addressed to.
+    /// The destination of the first packet.
     pub destination: SocketAddr,
-    /// Who is to answer.
+    /// Where replies come from.
     pub reply_source: SocketAddr,
-    /// Whom it answers: the sender, or the address that it is masqueraded as.
+    /// Where replies go to: the sender, or the address that it is masqueraded as.
     pub reply_destination: SocketAddr,
 }
 
@@ -39,7 +39,7 @@ pub fn tracked(node: &Netns, protocol: Protocol) -> Result<Vec<Tracked>> {
     Ok(found)
 }
 
-/// The first of two tuples is the sender's, the second the reply source's.
+/// A line has two tuples: the original direction first, then the reply direction.
 fn parse(line: &str) -> Option<Tracked> {
     let words = || line.split_whitespace().filter_map(|word| word.split_once('='));
     let nth = |key, n| {
@@ -59,7 +59,7 @@ fn parse(line: &str) -> Option<Tracked> {
     })
 }
 
-/// Puts an entry of UDP over IPv4 in, as a packet would that went through rules of a moment ago.
+/// Inserts an entry of UDP over IPv4, as if a packet had met rules that have changed since.
 pub fn insert(
     node: &Netns,
     source: SocketAddr,
@@ -88,8 +88,8 @@ pub fn insert(
     Ok(())
 }
 
-/// A client that sends again and again from one address and port, so that all its packets are one
-/// flow.
+/// A client that sends again and again from one address and port, so that all its packets belong to
+/// one conntrack entry.
 #[derive(Debug)]
 pub struct KeptFlow {
     socket: Socket,
@@ -98,7 +98,7 @@ pub struct KeptFlow {
 }
 
 impl KeptFlow {
-    /// From inside `namespace`, from `source`. Nothing is sent yet.
+    /// Opens the socket inside `namespace`, bound to `source`. Nothing is sent yet.
     pub fn open(
         namespace: &Netns,
         protocol: Protocol,
@@ -112,7 +112,7 @@ impl KeptFlow {
         Ok(Self { socket, probe, port })
     }
 
-    /// Sends once more, and says what came of it.
+    /// Sends once more, and returns the outcome.
     pub fn ask(&self) -> Outcome {
         self.probe.ask_through(&self.socket, self.port)
     }
@@ -122,7 +122,7 @@ impl KeptFlow {
         self.port
     }
 
-    /// Its entry, if there is one.
+    /// The conntrack entry of this flow, if there is one.
     pub fn tracked(&self, node: &Netns) -> Result<Option<Tracked>> {
         let all = tracked(node, self.probe.protocol)?;
         let is_ours = |entry: &&Tracked| {
@@ -132,7 +132,7 @@ impl KeptFlow {
     }
 }
 
-/// A socket that goes on asking, and the port that it asks from.
+/// A connected socket for repeated questions, and its source port.
 fn flow(probe: Probe) -> io::Result<(Socket, u16)> {
     let socket = probe.connected()?;
     let port = match probe.protocol {

@@ -8,21 +8,21 @@ use denizen_netlink::{Socket, Writer};
 /// A translated flow of UDP over IPv4.
 #[derive(Debug, Clone, Copy)]
 pub struct FlowEntry {
-    /// Who sent the first packet.
+    /// The sender of the first packet.
     pub client: SocketAddr,
-    /// What that was addressed to.
+    /// The destination of the first packet.
     pub frontend: SocketAddr,
-    /// Who answers.
+    /// Where replies come from.
     pub endpoint: SocketAddr,
 }
 
-/// Requests in one datagram.
+/// Netlink requests in one datagram.
 const AT_ONCE: u32 = 500;
 const NLM_F_ACK: u16 = 4;
 /// NLM_F_ACK, NLM_F_CREATE and NLM_F_EXCL.
 const FLAGS: u16 = NLM_F_ACK | 0x400 | 0x200;
 
-/// Makes an entry of each of `count` flows.
+/// Makes an entry for each of `count` flows.
 pub fn fill(count: u32, flow: impl Fn(u32) -> FlowEntry) -> Result<()> {
     let mut socket = Socket::open()?;
     for first in (0..count).step_by(AT_ONCE as usize) {

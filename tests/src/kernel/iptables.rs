@@ -1,16 +1,16 @@
-//! What the kernel holds of iptables' rules, read and written through its own programs.
+//! The iptables rules that the kernel holds, read and written through iptables' own programs.
 
 use anyhow::Result;
 
 use crate::node::netns::Netns;
 use crate::oracle::flows::table::Backend;
 
-/// Whose tables.
+/// Which of the kernel's facilities has the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// ip_tables'.
+    /// ip_tables.
     Legacy,
-    /// nf_tables'.
+    /// nf_tables.
     Nft,
 }
 
@@ -18,7 +18,6 @@ pub enum Variant {
 const FAMILIES: [&str; 2] = ["iptables", "ip6tables"];
 
 impl Variant {
-    /// Both.
     pub const BOTH: [Self; 2] = [Self::Legacy, Self::Nft];
 
     fn program(self, family: &str, what: &str) -> String {
@@ -51,15 +50,15 @@ impl Variant {
         for family in FAMILIES {
             let mut table = String::new();
             let program = self.program(family, "-save");
-            // It looks for the sets that the rules name after it has read them, and they may be
-            // gone by then.
+            // After it has read the rules, the program looks up the sets that they name, which may
+            // be gone by then: try again.
             let text =
                 node.output(&program, arguments).or_else(|_| node.output(&program, arguments))?;
             for line in text.lines().filter(|line| !line.starts_with('#')) {
                 if let Some(name) = line.strip_prefix('*') {
                     table = format!("{family} {name}");
                 }
-                // A chain that was made anew stands elsewhere, which means nothing.
+                // The order of chains does not matter: a chain that was made anew stands elsewhere.
                 let line =
                     line.split(" [").next().filter(|_| line.starts_with(':')).unwrap_or(line);
                 let chain =
@@ -77,19 +76,19 @@ impl Variant {
         node.feed(&self.program(family, "-restore"), &["-w", "--noflush"], input)
     }
 
-    /// Replaces whole tables of `family`, whoever's rules are in them.
+    /// Replaces whole tables of `family`, foreign rules included.
     pub fn replace(self, node: &Netns, family: &str, input: &str) -> Result<()> {
         node.feed(&self.program(family, "-restore"), &["-w"], input)
     }
 
-    /// Runs one command of `iptables`, words apart by one space; an error where it fails.
+    /// Runs one command of `iptables`, its words separated by one space; an error if it fails.
     pub fn run(self, node: &Netns, command: &str) -> Result<()> {
         let arguments: Vec<&str> = ["-w"].into_iter().chain(command.split(' ')).collect();
         node.output(&self.program("iptables", ""), &arguments).map(drop)
     }
 }
 
-/// The sets of pods with their elements.
+/// The elements of all ipsets.
 pub fn sets(node: &Netns) -> Result<String> {
     let text = node.output("ipset", &["save"])?;
     let mut lines: Vec<&str> = text.lines().filter(|line| line.starts_with("add ")).collect();
@@ -97,8 +96,8 @@ pub fn sets(node: &Netns) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// A test of a function for each variant. The function takes what the test's namespaces are called,
-/// the variant, and what else is given here.
+/// Makes one test per variant. The tested function takes the label of the test's namespaces, the
+/// variant, and whatever else is given here.
 #[macro_export]
 macro_rules! for_each_variant {
     ($test:ident, $label:literal $(, $more:expr)*) => {

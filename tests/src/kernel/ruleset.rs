@@ -11,11 +11,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::node::netns::Netns;
 
-/// The pod firewall's tables, as [`tables`] has them.
+/// The pod firewall's tables, written as [`tables`] returns them.
 pub const FIREWALL: [&str; 3] =
     ["table bridge denizen-firewall", "table ip denizen-firewall", "table ip6 denizen-firewall"];
 
-/// Every table of a namespace, anybody's, sorted: `table FAMILY NAME`.
+/// Every table in a namespace, foreign ones too, sorted: `table FAMILY NAME`.
 pub fn tables(node: &Netns) -> Result<Vec<String>> {
     let text = node.output("nft", &["list", "tables"])?;
     let mut tables: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -23,7 +23,7 @@ pub fn tables(node: &Netns) -> Result<Vec<String>> {
     Ok(tables)
 }
 
-/// The pod firewall's tables and these, as [`tables`] has them.
+/// The pod firewall's tables and these others, written as [`tables`] returns them.
 pub fn beside_firewall(others: &[&str]) -> Vec<String> {
     let mut tables: Vec<String> =
         FIREWALL.iter().chain(others).map(|table| (*table).to_owned()).collect();
@@ -31,8 +31,7 @@ pub fn beside_firewall(others: &[&str]) -> Vec<String> {
     tables
 }
 
-/// Both families' tables as text, elements in a stable order and without what merely counts
-/// packets.
+/// The tables of both families as text, with elements in a stable order and counters zeroed.
 pub fn dump(node: &Netns) -> Result<String> {
     let mut lines = Vec::new();
     for family in ["ip", "ip6"] {
@@ -42,8 +41,8 @@ pub fn dump(node: &Netns) -> Result<String> {
     Ok(stable(&lines).join("\n"))
 }
 
-/// Sorts what nft lists as `elements = { a, b, … }` over many lines, and zeroes counters. What
-/// packets have put into a set is left out.
+/// Sorts what nft lists as `elements = { a, b, … }` over many lines, and zeroes counters. Elements
+/// that packets have added are left out.
 fn stable(lines: &[String]) -> Vec<String> {
     let mut stable = Vec::new();
     let (mut lines, mut is_packets) = (lines.iter(), false);
@@ -85,8 +84,8 @@ fn without_counts(line: &str) -> String {
     words.join(" ")
 }
 
-/// How many packets the last rules of the chains that choose an endpoint have dropped: lookups that
-/// missed.
+/// How many packets were dropped by the last rules of the chains that choose an endpoint, because a
+/// lookup found nothing.
 pub fn missed(node: &Netns) -> Result<u64> {
     let mut sum = 0;
     for family in ["ip", "ip6"] {
@@ -126,7 +125,7 @@ pub struct Monitor {
     lines: Receiver<String>,
 }
 
-/// A table that comes and goes to tell where in the stream of changes something happened.
+/// A table that is made and deleted to mark a position in the stream of changes.
 const MARKER: &str = "denizen-test-marker";
 
 /// How long a marker may take.
@@ -158,7 +157,7 @@ impl Monitor {
                 Ok(line) if line.contains(MARKER) || line.starts_with('#') => {}
                 Ok(line) => changes.push(line),
                 Err(RecvTimeoutError::Timeout) => {
-                    // The first marker may have come before anybody listened.
+                    // The first marker may have come before `nft monitor` listened.
                     node.nft(&format!("table inet {MARKER} {{}}\ndelete table inet {MARKER}"))?;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,

@@ -1,5 +1,4 @@
-//! A program that is killed at an exact place: right before or right behind one of its system
-//! calls.
+//! Kills a program at an exact place: right before or right after one of its system calls.
 
 use std::fs;
 use std::process::Child;
@@ -18,18 +17,17 @@ use crate::node::cni::give;
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// At the place.
+    /// It was killed at the place.
     Killed,
-    /// By itself, behind so many places.
+    /// It exited by itself, after this many places.
     Behind(usize),
 }
 
-/// Kills `child`, which waits for its standard input and has one thread, at this place. The first
-/// place is the first system call's beginning or end behind that wait, the next one its end or the
-/// next one's beginning.
+/// Kills `child`, which waits for its standard input and has one thread, at a place: the beginning
+/// or the end of one of its system calls. Places count from 0, the first one after that wait.
 ///
 /// # Errors
-/// The kernel's, and when the program is stopped by what is no system call.
+/// The kernel's, and when the program is stopped by something other than a system call.
 pub fn killed_at(mut child: Child, input: &[u8], place: usize) -> Result<Ended> {
     let pid = Pid::from_raw(child.id().cast_signed());
     ptrace::seize(pid, Options::PTRACE_O_TRACESYSGOOD)?;
@@ -57,26 +55,27 @@ pub fn killed_at(mut child: Child, input: &[u8], place: usize) -> Result<Ended> 
     Ok(Ended::Killed)
 }
 
-/// A program that has sent nothing through netlink for so long has done what there was to do.
+/// A program that has sent nothing through netlink for this long has done its work.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// System calls that may send; their first parameter is the socket.
 const SENDS: [libc::c_long; 4] =
     [libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg, libc::SYS_write];
 
-/// What [`stopped_behind`] came to.
+/// How [`stopped_behind`] ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// The process stands still, has sent as many messages as it was to, and waits to be killed by
-    /// this thread.
+    /// The process is stopped after sending as many messages as asked for, and waits for this
+    /// thread to kill it.
     Stopped,
-    /// It goes on, or has ended, and had sent only so many when there was nothing more to send.
+    /// The process goes on, or has ended. It sent only this many messages, and then nothing for a
+    /// while.
     Only(usize),
 }
 
 /// Stops the first thread of process `pid` once it has sent `count` times through netlink sockets,
-/// counted from `begin`. What it sends at once, the kernel takes before it looks at signals, so
-/// that there is no other place between two messages.
+/// counted from `begin`. The kernel takes all that one call sends before it looks at signals, so
+/// these are all the places where a kill can separate two messages.
 ///
 /// # Errors
 /// The kernel's, that of `begin`, and when the process fails.
@@ -84,12 +83,12 @@ pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>
     followed(pid, begin, |sent| Ok(sent >= count))
 }
 
-/// Looks whenever the first thread of process `pid` has sent through a netlink socket, counted from
-/// `begin`, and has it stand still meanwhile. It goes on when it has nothing more to send. Returns
-/// how often that was.
+/// Calls `look` whenever the first thread of process `pid` has sent through a netlink socket,
+/// counted from `begin`; the thread stands still meanwhile. Ends when the thread sends nothing
+/// more, and lets it go on. Returns how often it sent.
 ///
 /// # Errors
-/// The kernel's, that of `begin`, that of a look, and when the process fails.
+/// The kernel's, that of `begin`, that of `look`, and when the process fails.
 pub fn at_each_message(
     pid: Pid,
     begin: impl FnOnce() -> Result<()>,
@@ -101,8 +100,8 @@ pub fn at_each_message(
     }
 }
 
-/// Follows the first thread of process `pid` from `begin` on, and asks each time that it has sent,
-/// and before, whether it is to stop there.
+/// Follows the first thread of process `pid` from `begin` on. Before it sends anything, and each
+/// time that it has sent, `is_enough` says whether to stop there.
 fn followed(
     pid: Pid,
     begin: impl FnOnce() -> Result<()>,
@@ -141,7 +140,7 @@ fn followed(
     Ok(Sent::Stopped)
 }
 
-/// The next time that the kernel stops it, if that is before `until`.
+/// The next stop of the process, if it comes before `until`.
 fn next_stop(pid: Pid, until: Instant) -> Result<Option<WaitStatus>> {
     while Instant::now() < until {
         let stop = waitpid(pid, Some(WaitPidFlag::WNOHANG))?;

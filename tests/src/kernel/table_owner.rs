@@ -1,4 +1,4 @@
-//! Tables of nf_tables that belong to a process.
+//! Tables of nf_tables with an owner: a process that alone may change them.
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -10,20 +10,20 @@ use crate::eventually::eventually;
 use crate::kernel::ruleset::tables;
 use crate::node::netns::Netns;
 
-/// What has not happened by then never will.
+/// How long anything may take.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Somebody's table, which the kernel lets nobody else change. It goes with this value.
+/// A process that owns a table, which the kernel lets nobody else change. Both go with this value.
 #[derive(Debug)]
 pub struct TableOwner(Child);
 
 impl TableOwner {
-    /// The table `denizen` of that family.
+    /// The owner of the table `denizen` of that family.
     pub fn table(node: &Netns, family: &str) -> Result<Self> {
         Self::named(node, &format!("{family} denizen"))
     }
 
-    /// A table by family and name.
+    /// The owner of a table, given by family and name.
     pub fn named(node: &Netns, table: &str) -> Result<Self> {
         let spawn =
             || Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
@@ -35,7 +35,7 @@ impl TableOwner {
         Ok(owner)
     }
 
-    /// The id of its owner's process.
+    /// The id of the owning process.
     pub fn process(&self) -> u32 {
         self.0.id()
     }

@@ -1,6 +1,6 @@
-//! A machine of its own with Debian's stock kernel, for what the kernel under the tests cannot do:
-//! ipvs is a module, and a kernel without modules has none. It is emulated, has no network and no
-//! disk, and runs the program `guest`, which stands on the same harness as the tests outside.
+//! An emulated machine with Debian's stock kernel, for what the kernel under the tests cannot do:
+//! ipvs is a module, and a kernel without modules has none. The machine has no network and no disk,
+//! and runs the program `guest`, which uses the same harness as the tests outside.
 
 mod image;
 
@@ -20,37 +20,37 @@ use crate::test_length;
 /// What `guest` prints last when all went well.
 pub const VERDICT: &str = "the guest's verdict: all is well";
 
-/// What the line says that `guest` prints for a play that fails.
+/// The words by which `guest` reports a play that fails.
 pub const FAILED: &str = "FAILED after";
 
-/// A guest that has not ended by then never will. It takes some minutes; the machine may be slow,
-/// or busy.
+/// How long a guest may take. It takes some minutes; the machine may be slow, or busy.
 pub fn bound() -> Duration {
     Duration::from_secs(test_length::in_full(3500, 2700) as u64)
 }
 
-/// A serial console, and nothing else. The emulator executes string instructions byte by byte: a
-/// processor that does not claim to be quick with them (ERMS) makes the kernel copy by words, and
-/// the whole guest takes a quarter less of our time.
+/// The machine has a serial console, and nothing else. The emulator executes string instructions
+/// byte by byte: without ERMS, by which a processor claims to be quick with them, the kernel copies
+/// by words, and the whole guest takes a quarter less of our time.
 const MACHINE: &str = "-cpu max,-erms -m 1024 -nodefaults -no-user-config -no-reboot -display none \
                        -serial stdio";
 
-/// What every guest's kernel is to do. Programs lie at the same addresses whenever they are executed
-/// (`norandmaps`): the emulator keeps what it has translated by address, and a guest that executes
-/// many programs takes two fifths less of our time. It looks up where every indirect jump leads:
-/// without what real processors' faults ask for (`mitigations`), there are fewer of them. Nor is
-/// the kernel to test its cryptography, which is half of a boot, or to zero what it allocates.
+/// Options of every guest's kernel. `norandmaps`: the emulator caches translated code by address,
+/// and with programs at the same addresses whenever they are executed, a guest that executes many
+/// takes two fifths less of our time. `mitigations=off`: the emulator looks up the target of every
+/// indirect jump, and mitigations of processors' faults add many. The kernel need not test its
+/// cryptography either, which is half of a boot, nor zero what it allocates.
 const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 norandmaps mitigations=off \
                             cryptomgr.notests init_on_alloc=0";
 
 /// The processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Processors {
-    /// One of 250 million instructions a second of its own time, whose idle time takes none of
-    /// ours. A busy machine outside makes nothing late inside.
+    /// One that executes 250 million instructions per second of the guest's own time. While it is
+    /// idle, the guest's time costs none of ours; and a busy machine outside makes nothing late
+    /// inside.
     OfItsOwnTime,
-    /// Two at once, for what only happens when one of them changes what the other one reads. Their
-    /// time is that of the machine outside.
+    /// Two that run at the same time, for what only happens when one changes what the other reads.
+    /// Their time is that of the machine outside.
     TwoAtOnce,
 }
 
@@ -63,10 +63,10 @@ impl Processors {
     }
 }
 
-/// The variable by which the guest knows what to play.
+/// The variable that tells the guest what to play.
 pub const BOOT: &str = "BOOT";
 
-/// A value of [`BOOT`]: a node as many are.
+/// A value of [`BOOT`]: an ordinary node.
 pub const NODE: &str = "node";
 
 /// A value of [`BOOT`]: the backend ipvs.
@@ -84,18 +84,18 @@ pub const BENCH: &str = "bench";
 /// The guest's variable for how many services [`BENCH`] has.
 pub const SERVICES: &str = "SERVICES";
 
-/// The guest's variable for a part of a play's [`word`]: no other is played.
+/// The guest's variable for a part of a play's [`word`]: no other play runs.
 pub const ONLY: &str = "ONLY";
 
-/// Whoever works on one play sets this to a part of its name.
+/// To run one play only, set this variable to a part of its name.
 const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 
-/// Where the programs are in the guest; what the kernel does not know of its command line is init's
-/// environment.
+/// Where the programs are in the guest. Words of the command line that the kernel does not know
+/// become init's environment.
 const PATH: &str = "PATH=/usr/sbin:/usr/bin";
 
-/// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it, or the one
-/// in the folder that `DENIZEN_GUEST_KERNEL` names.
+/// The kernel of the Debian release that the tests run on, as `tests/packages` unpacks it, or the
+/// one in the folder that `DENIZEN_GUEST_KERNEL` names.
 #[derive(Debug)]
 struct GuestKernel {
     image: PathBuf,
@@ -146,11 +146,11 @@ pub fn word(name: &str) -> String {
     name.to_lowercase().replace(' ', "_")
 }
 
-/// Boots the guest to play this [`BOOT`], with `words` on its kernel's command line too, and waits
-/// until it has switched itself off; what it says goes to standard error as it comes.
+/// Boots the guest to play this [`BOOT`], with `words` also on its kernel's command line, and waits
+/// until it has switched itself off. Its output goes to standard error as it comes.
 ///
 /// # Errors
-/// When [`VERDICT`] was not among it.
+/// When the output lacks [`VERDICT`].
 pub fn run(processors: Processors, boot: &str, words: &str) -> Result<()> {
     let only = word(&std::env::var(ONLY_OUTSIDE).unwrap_or_default());
     let words = format!("{BOOT}={boot} {ONLY}={only} {} {words}", test_length::variable());

@@ -1,5 +1,5 @@
-//! A node whose processors others keep busy: the agent has the weight of its CPU request, and
-//! hundreds of pods come at once.
+//! A node with busy processors: the agent has the weight of its CPU request, and hundreds of pods
+//! are added at once.
 //!
 //! ```text
 //!   all ─ system          the plugins, as what the container runtime starts
@@ -26,12 +26,12 @@ use crate::node::manifest;
 use crate::node::netns::{self, Netns};
 use crate::peers::api::{Api, ApiServer};
 
-/// Its name.
+/// The node's name.
 const NODE: &str = "node-1";
-/// Its address, and where the API server is.
+/// The node's address, and the API server's.
 const ADDRESS: &str = "192.168.0.2";
 const API: &str = "192.168.0.1:6443";
-/// The agent makes its rules beside the loops.
+/// The agent must make its first rules beside the busy loops.
 const STARTING: Duration = Duration::from_secs(120);
 
 /// The node. No pod is attached yet.
@@ -63,21 +63,21 @@ impl Default for Programs {
     }
 }
 
-/// What became of the ADDs.
+/// The results of the ADDs.
 #[derive(Debug)]
 pub struct AddedPods {
     /// How long each plugin ran.
     pub took: Vec<Duration>,
     /// What plugins wrote to standard error.
     pub complaints: Vec<String>,
-    /// The processor time of all of the agent's threads meanwhile.
+    /// The processor time that all threads of the agent used meanwhile.
     pub used: Duration,
-    /// How long the agent's main thread could have run meanwhile, and no processor was free.
+    /// How long the agent's main thread was runnable meanwhile without getting a processor.
     pub delayed: Duration,
 }
 
 impl BusyNode {
-    /// With the API objects and the interfaces of `count` pods. The agent requests `millis`
+    /// A node with the API objects and the interfaces of `count` pods. The agent requests `millis`
     /// thousandths of a processor.
     pub fn start(programs: Programs, count: usize, millis: u64) -> Result<Self> {
         let folder = netns::folder()?;
@@ -112,7 +112,7 @@ impl BusyNode {
         })
     }
 
-    /// Links, and the objects of the cluster.
+    /// Makes the links, and an API server with the cluster's objects.
     fn prepare(node: &Netns, pods: &Netns, folder: &Path, count: usize) -> Result<ApiServer> {
         let mut links = format!(
             "link add eth0 type veth peer name up0 netns {pods}\n\
@@ -249,7 +249,7 @@ impl Drop for BusyNode {
     }
 }
 
-/// What competes for the processors.
+/// The cgroups that compete for the processors.
 #[derive(Debug)]
 struct Groups {
     agent: CpuGroup,
@@ -263,7 +263,7 @@ struct Groups {
 impl Groups {
     fn new(millis: u64) -> Result<Self> {
         let processors = thread::available_parallelism()?.get() as u64;
-        // What else the machine does is not of this node.
+        // A heavy group around all of it, so that other work on the machine does not matter.
         let all = CpuGroup::new("busy", 100 * 1000)?;
         let pods = all.child("pods", 1000 * processors)?;
         let busy = |number| pods.child(&format!("loop-{number}"), 1000);
@@ -304,11 +304,11 @@ impl Drop for BusyLoop {
     }
 }
 
-/// Processor time of a process.
+/// How a process used, and waited for, the processors.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
     used: Duration,
-    /// Of its main thread.
+    /// How long its main thread was runnable without getting a processor.
     delayed: Duration,
 }
 

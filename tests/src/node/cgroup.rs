@@ -1,4 +1,4 @@
-//! Cgroups that give processes the weights that containers' CPU requests come to.
+//! Cgroups with the CPU weights that follow from containers' CPU requests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 
 use crate::conf;
 
-/// Where cgroups of version 1 have their weights.
+/// Where cgroups of version 1 have their CPU weights.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
-/// The root of version 2.
+/// The root of cgroups of version 2.
 const VERSION_2: &str = "/sys/fs/cgroup";
 
 /// A cgroup. Its processes must have ended, or left, when it is dropped.
@@ -25,13 +25,13 @@ pub fn leave() -> Result<()> {
 }
 
 impl CpuGroup {
-    /// A new one below the root.
+    /// A new cgroup below the root.
     pub fn new(label: &str, millis: u64) -> Result<Self> {
         Self::at(&Path::new(root()).join(format!("dz-{label}-{}", std::process::id())), millis)
     }
 
-    /// A new one in this one, for what requests so many thousandths of a processor: with the weight
-    /// that kubelet and runc give it.
+    /// A new cgroup in this one, for a container that requests this many thousandths of a
+    /// processor: it gets the weight that kubelet and runc would give it.
     pub fn child(&self, name: &str, millis: u64) -> Result<Self> {
         Self::at(&self.0.join(name), millis)
     }
@@ -55,12 +55,12 @@ impl CpuGroup {
         Ok(group)
     }
 
-    /// Moves a process into it.
+    /// Moves a process into the cgroup.
     pub fn take(&self, process: u32) -> Result<()> {
         Ok(fs::write(self.procs(), process.to_string())?)
     }
 
-    /// The file in which a process that writes 0 enters it.
+    /// The file `cgroup.procs`: a process that writes 0 to it enters the cgroup.
     pub fn procs(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }
@@ -82,7 +82,7 @@ fn is_version_1() -> bool {
     Path::new(VERSION_1).join("cpu.shares").exists()
 }
 
-/// What the agent's container requests in `conf/`, in thousandths of a processor.
+/// The CPU that the agent's container requests in `conf/`, in thousandths of a processor.
 pub fn requested() -> Result<u64> {
     let containers = conf::containers(conf::DAEMON_SET)?;
     let agent = containers.iter().find(|container| container["name"] == "agent");

@@ -1,6 +1,5 @@
 //! A node as an installation has it: real CNI chains with `denizen` behind them, a folder of
-//! manifests in the API's place, and the real agent. Its pods' addresses lie in ranges that no CIDR
-//! holds together.
+//! manifests instead of the API, and the real agent. No single CIDR contains the pods' addresses.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +36,7 @@ const ROUTED: [(&str, &str); 2] =
 pub struct Cluster {
     /// The hosts.
     pub world: World,
-    /// The cluster that the agent is started for.
+    /// The manifests that the agent follows.
     pub manifests: Manifests,
     run_dir: PathBuf,
     bridged: Chain,
@@ -45,7 +44,7 @@ pub struct Cluster {
     label: Label,
 }
 
-/// What the namespaces are called.
+/// How the namespaces are named.
 #[derive(Debug, Clone)]
 enum Label {
     Unique(String),
@@ -98,7 +97,8 @@ impl Cluster {
         Pod::attach(&self.world.node, netns, name, self.chain(wiring))
     }
 
-    /// A new pod, attached through the chain as it was before denizen came to this node.
+    /// A new pod, attached through the chain without denizen, as before it was installed on this
+    /// node.
     pub fn add_pod_without_denizen(&self, name: &str, wiring: Wiring) -> Result<Pod> {
         let Label::Unique(label) = &self.label else {
             anyhow::bail!("only in a test's own cluster");
@@ -108,12 +108,12 @@ impl Cluster {
         Pod::attach(&self.world.node, netns, name, &chain)
     }
 
-    /// Writes what a runtime keeps of the ADD that `pod` was attached by.
+    /// Writes what a runtime caches of the ADD that `pod` was attached by.
     pub fn remember(&self, pod: &Pod) -> Result<()> {
         self.remember_with(pod, &Value::Null)
     }
 
-    /// The same with arguments of capabilities, which the runtime keeps too.
+    /// The same with capability arguments, which the runtime caches too.
     pub fn remember_with(&self, pod: &Pod, capabilities: &Value) -> Result<()> {
         let (file, mut cached) = pod.cached(pod.netns.path().to_str());
         cached["capabilityArgs"] = capabilities.clone();
@@ -131,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// How the agent is run here.
+    /// The settings of an agent for this node.
     pub fn settings(&self) -> Settings {
         Settings {
             program: None,
@@ -166,8 +166,8 @@ impl Cluster {
         &self.run_dir
     }
 
-    /// A dual-stack service `web` at `cluster_ips` that another node's pod alone serves, at `port`
-    /// of its address of each family, as long as the value lives.
+    /// A dual-stack service `web` at `cluster_ips` whose only endpoint is another node's pod, at
+    /// `port` of its address of each family, as long as the value lives.
     pub fn remote_web(&self, cluster_ips: &[IpAddr], port: Port) -> Result<Server> {
         let remote = &self.world.addresses().remote;
         let mut objects = vec![manifest::service("web", cluster_ips, &[port])];
@@ -178,13 +178,13 @@ impl Cluster {
         serve(&self.world.remote, remote, &[(port.protocol, port.target)])
     }
 
-    /// Whether a packet that was seen as coming from `seen` has the node's address.
+    /// Whether this source address is one of the node's: then the packet was masqueraded.
     pub fn is_nodes(&self, seen: IpAddr) -> Result<bool> {
         Ok(self.world.node_addresses()?.contains(&seen))
     }
 }
 
-/// Answers over `protocol` at `port` of every one of these addresses, which `netns` has.
+/// Answers at these ports of every one of these addresses, which `netns` has.
 pub fn serve(netns: &Netns, addresses: &[IpAddr], ports: &[(Protocol, u16)]) -> Result<Server> {
     let at = |address: &IpAddr| {
         let listen = |(protocol, port): &(Protocol, u16)| Listen {

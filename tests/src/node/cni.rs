@@ -1,4 +1,4 @@
-//! Running CNI plugins as libcni does: each plugin's own process, `prevResult` handed from one to
+//! Runs CNI plugins as libcni does: each as a process of its own, `prevResult` handed from one to
 //! the next, the results kept for CHECK and DEL.
 
 mod chain;
@@ -22,7 +22,7 @@ pub use namespace::{Disk, Namespace};
 /// Every version of the CNI specification that the plugin speaks.
 pub const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The interface that a chain makes in a pod, unless a call says another.
+/// The interface that a chain makes in a pod, unless a call names another.
 pub const POD_INTERFACE: &str = "eth0";
 
 /// The plugin as cargo built it beside this test; `DENIZEN_PLUGIN` names another.
@@ -43,9 +43,9 @@ pub fn installed() -> PathBuf {
     path
 }
 
-/// Whose network namespace plugins run in.
+/// Something that can start plugins in a network namespace.
 pub trait NodeNamespace {
-    /// Starts `command` in it.
+    /// Starts `command` in the namespace.
     fn start(&self, command: Command) -> Child;
 }
 
@@ -62,7 +62,7 @@ impl NodeNamespace for Netns {
     }
 }
 
-/// What is attached: a container, its interface and what the runtime says of it.
+/// The parameters of a call: a container, its interface and what the runtime says of it.
 #[derive(Debug, Clone, Default)]
 pub struct Call {
     /// `CNI_CONTAINERID`.
@@ -122,14 +122,13 @@ pub fn start(
     child
 }
 
-/// Starts `plugin` in the network namespace of `node`. It waits for its input, which [`give`] gives
-/// it.
+/// Starts `plugin` in the network namespace of `node`. It waits for its input: see [`give`].
 pub fn spawn(node: &impl NodeNamespace, plugin: &Path, variables: Variables) -> Child {
     node.start(prepared(plugin, variables))
 }
 
 /// Runs `plugin` in the calling thread's own network namespace, with `input` as its standard input,
-/// and reads nothing of what it says: no more than a process from spawn to exit.
+/// and discards its output: nothing but a process from spawn to exit.
 pub fn run_here(plugin: &Path, variables: Variables, input: File) -> ExitStatus {
     let mut command = prepared(plugin, variables);
     command.stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
@@ -146,7 +145,7 @@ fn prepared(plugin: &Path, variables: Variables) -> Command {
 
 /// Gives `child` all of its standard input.
 pub fn give(child: &mut Child, input: &[u8]) {
-    // One that has already said no does not read to the end.
+    // A plugin that has already failed may not read all of it.
     let _ = child.stdin.take().expect("it is piped").write_all(input);
 }
 
@@ -161,7 +160,7 @@ pub fn finish(child: Child) -> Result<Value, Refusal> {
     finish_saying(child).map(|(answer, _)| answer)
 }
 
-/// The same, with what it said on standard error.
+/// The same, with what the plugin wrote to standard error.
 pub fn finish_saying(child: Child) -> Result<(Value, String), Refusal> {
     let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
     let [printed, output] =
@@ -175,7 +174,7 @@ pub fn finish_saying(child: Child) -> Result<(Value, String), Refusal> {
     if status.success() { Ok((answer, output)) } else { Err(answer) }
 }
 
-/// Calls denizen alone, in the network namespace of `node`.
+/// Calls the `denizen` plugin alone, in the network namespace of `node`.
 pub fn invoke(node: &Namespace, variables: Variables, input: &[u8]) -> Result<Value, Refusal> {
     finish(start(node, &denizen(), variables, input))
 }

@@ -22,7 +22,7 @@ pub const PORT: u16 = 8080;
 /// The protocols that every pod answers.
 pub const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-/// One of those who are in it.
+/// A host of the fixture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Host {
     /// A pod of the node behind its bridge.
@@ -41,28 +41,28 @@ pub enum Host {
 pub const EVERYONE: [Host; 5] =
     [Host::Bridged, Host::Routed, Host::Remote, Host::Outside, Host::ThisNode];
 
-/// Gives the Service among these objects the load balancer IPs of this number.
+/// Gives the Service among these objects the load balancer IPs [`service_ips`] of `number`.
 pub fn put_load_balancer(objects: &mut [Value], number: u8) {
     objects[0]["spec"]["type"] = "LoadBalancer".into();
     let ingress = service_ips(number).map(|ip| json!({ "ip": ip }));
     objects[0]["status"]["loadBalancer"]["ingress"] = json!(ingress);
 }
 
-/// Two pods of a node, and the node.
+/// The two pods of a node, and the node with its surroundings.
 #[derive(Debug)]
 pub struct Fixture {
-    /// Whoever serves, as long as this value lives. They end before their hosts do.
+    /// The servers, as long as this value lives. They end before their hosts do.
     pub servers: Vec<Server>,
     /// The bridged pod.
     pub bridged: Pod,
     /// The routed pod.
     pub routed: Pod,
-    /// Where all this is.
+    /// The node, its surroundings and its chains.
     pub cluster: Cluster,
 }
 
 impl Fixture {
-    /// Attaches the two pods. Nobody serves yet.
+    /// Attaches the two pods. No server is started yet.
     pub fn on(cluster: Cluster) -> Result<Self> {
         let bridged = cluster.add_pod("bridged", Wiring::Bridged)?;
         let routed = cluster.add_pod("routed", Wiring::Routed)?;
@@ -83,7 +83,7 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// The pods are these from now on, which serve as those did that they replace.
+    /// Replaces the pods. The new ones serve as the old ones did.
     pub fn replace_pods(&mut self, bridged: Pod, routed: Pod) -> Result<()> {
         let ports = PROTOCOLS.map(|protocol| (protocol, PORT));
         let pods = [(&mut self.bridged, bridged), (&mut self.routed, routed)];
@@ -94,8 +94,8 @@ impl Fixture {
         Ok(())
     }
 
-    /// The namespace that `who` is in, and the interface through which the node sees its packets
-    /// come in.
+    /// The namespace of `who`, and the interface through which the node sees packets of `who` come
+    /// in.
     pub fn place(&self, who: Host) -> (&Netns, Option<&str>) {
         match who {
             Host::Bridged => (&self.bridged.netns, Some(&self.bridged.input_interface)),
@@ -120,7 +120,7 @@ impl Fixture {
         found.with_context(|| format!("{who:?} has no address of the family of {like}"))
     }
 
-    /// Whose address that is.
+    /// The host that has this address.
     pub fn owner(&self, address: IpAddr) -> Option<Host> {
         let is_nodes = || self.cluster.is_nodes(address).unwrap_or(false).then_some(Host::ThisNode);
         EVERYONE
@@ -129,7 +129,7 @@ impl Fixture {
             .or_else(is_nodes)
     }
 
-    /// Makes the endpoints of `leaving` terminate, among a service's objects: they still serve, and
+    /// In a service's objects, makes the endpoints of `leaving` terminate: they still serve, and
     /// get no new connections.
     pub fn drain(&self, objects: &mut [Value], leaving: &[Host]) -> Result<()> {
         for slice in &mut objects[1..] {
@@ -144,13 +144,13 @@ impl Fixture {
         Ok(())
     }
 
-    /// Asks `to` as `who`, from its own address.
+    /// Connects from `who` and its own address to `to`.
     pub fn ask(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
         let probe = Probe { protocol, ..Probe::tcp(to) };
         Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
     }
 
-    /// What `explain` says of a connection of `who`, from its own address.
+    /// What `explain` says of a connection from `who` and its own address.
     pub fn explain(
         &self,
         agent: &Agent,
@@ -161,7 +161,8 @@ impl Fixture {
         agent.explain(self.address(who, to.ip())?, self.place(who).1, to, protocol)
     }
 
-    /// What the endpoint saw of an answered connection of `who`: its own address, or the node's.
+    /// Whether an answered connection of `who` was masqueraded: the endpoint saw the node's
+    /// address. An error if it saw neither this nor the client's own.
     pub fn was_masqueraded(&self, who: Host, outcome: &Outcome) -> Result<bool> {
         let seen = outcome.seen().with_context(|| format!("{who:?} got {outcome:?}"))?;
         if seen == self.address(who, seen)? {
@@ -223,7 +224,7 @@ pub fn every_protocol() -> Vec<Port> {
     named.map(|(name, protocol)| Port::tcp(name, 80, PORT).over(protocol)).collect()
 }
 
-/// [`every_protocol`] at the cluster IPs of `number`.
+/// All ports of [`every_protocol`] at the cluster IPs of `number`.
 pub fn every_way(number: u8) -> impl Iterator<Item = (SocketAddr, Protocol)> {
     let both = service_ips(number).into_iter();
     both.flat_map(|ip| PROTOCOLS.map(|protocol| (SocketAddr::new(ip, 80), protocol)))
@@ -234,8 +235,7 @@ pub fn service_ips(number: u8) -> [IpAddr; 2] {
     [ip(&format!("172.30.0.{number}")), ip(&format!("fd00:172:30::{number}"))]
 }
 
-/// Whether the first packets of `pod` to the service of number 10 are a local pod's: those keep
-/// their source.
+/// Whether the node treats `pod` as local: its first packets to service 10 keep their source.
 pub fn is_local(pod: &Pod) -> bool {
     service_ips(10).into_iter().all(|service| {
         let seen = Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns).seen();

@@ -1,5 +1,5 @@
-//! Changes of a namespace's links, addresses and routes, by netlink. In an emulated machine the
-//! start of one program `ip` takes as long as a hundred of these.
+//! Changes a namespace's links, addresses and routes by netlink. In an emulated machine, starting
+//! the program `ip` once takes as long as a hundred of these changes.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const RTNH_F_ONLINK: u32 = 4;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// The namespace of the thread that has it.
+/// A netlink socket in the namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Links {
     socket: Socket,
@@ -36,25 +36,25 @@ pub struct VethPeer<'a> {
     pub name: &'a str,
     /// Its address; `None` for a random one.
     pub mac: Option<Mac>,
-    /// Where it is.
+    /// The namespace that it is in.
     pub netns: &'a Netns,
 }
 
 /// A route of the main table.
 #[derive(Debug, Clone, Copy)]
 pub struct LinkRoute<'a> {
-    /// To this address alone; `None` for the default route of the gateway's family.
+    /// To this address alone; `None`: the default route, of the gateway's family.
     pub to: Option<IpAddr>,
-    /// The gateway, which is on the link whatever other routes say.
+    /// The gateway, which counts as on the link whatever other routes say.
     pub via: Option<IpAddr>,
     /// Through this interface.
     pub device: &'a str,
-    /// What the host itself sends from.
+    /// The source address of what the host itself sends.
     pub source: Option<IpAddr>,
 }
 
 impl<'a> LinkRoute<'a> {
-    /// To one address on the link.
+    /// A route to one address on the link.
     pub fn to(address: IpAddr, device: &'a str) -> Self {
         Self { to: Some(address), via: None, device, source: None }
     }
@@ -66,10 +66,10 @@ impl<'a> LinkRoute<'a> {
 }
 
 impl Links {
-    /// Those of this thread's namespace.
+    /// A socket in this thread's namespace.
     ///
     /// # Errors
-    /// When there is no netlink to be had.
+    /// When there is no netlink socket.
     pub fn open() -> Result<Self> {
         Ok(Self { socket: Socket::route()? })
     }
@@ -125,7 +125,8 @@ impl Links {
             .with_context(|| format!("cannot set {name} up"))
     }
 
-    /// Makes an interface a bridge's port, whose own packets the bridge may send back to it.
+    /// Makes an interface a bridge port in hairpin mode: the bridge may send its packets back to
+    /// it.
     pub fn enslave(&mut self, port: &str, bridge: &str) -> Result<()> {
         let (header, bridge_index) = (link_header(index(port)?, false), index(bridge)?);
         let doing = || format!("cannot make {port} a port of {bridge}");
@@ -151,7 +152,8 @@ impl Links {
             .with_context(|| format!("cannot remove {name}"))
     }
 
-    /// Gives an interface an address, which can be used at once. It may have it already.
+    /// Gives an interface an address that can be used at once. No error if it has the address
+    /// already.
     pub fn address(&mut self, device: &str, address: IpAddr, length: u8) -> Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.change_address(libc::RTM_NEWADDR, flags, device, address, length)
@@ -182,7 +184,7 @@ impl Links {
         })
     }
 
-    /// Makes a route, in place of one that there is.
+    /// Makes a route, or replaces it.
     pub fn route(&mut self, way: LinkRoute<'_>) -> Result<()> {
         let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
         self.change_route(libc::RTM_NEWROUTE, flags, way)

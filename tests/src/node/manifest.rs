@@ -1,4 +1,5 @@
-//! A folder of manifests, changed as `kubectl apply` would have it seen: one whole file at a time.
+//! A folder of manifests. Each change replaces one whole file, as the agent would see `kubectl
+//! apply`.
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,15 +19,15 @@ pub struct Manifests {
 /// One port of a service, and of its endpoints.
 #[derive(Debug, Clone, Copy)]
 pub struct Port {
-    /// Which names it in both objects.
+    /// Its name in both objects.
     pub name: &'static str,
     /// Over which protocol.
     pub protocol: Protocol,
-    /// What clients ask for.
+    /// The port that clients connect to.
     pub port: u16,
-    /// What endpoints listen at.
+    /// The port that endpoints listen at.
     pub target: u16,
-    /// What the node itself answers at, for a service of type `NodePort`.
+    /// The node port, for a service of type `NodePort`.
     pub node_port: Option<u16>,
 }
 
@@ -42,7 +43,7 @@ impl Manifests {
         &self.folder
     }
 
-    /// Puts `objects` into the file `name`, replacing what it held in one step.
+    /// Replaces the file `name` by one with `objects`, in one step.
     pub fn put(&self, name: &str, objects: &[Value]) -> Result<()> {
         let documents: Vec<_> = objects.iter().map(Value::to_string).collect();
         self.put_text(name, &documents.join("\n---\n"))
@@ -50,7 +51,7 @@ impl Manifests {
 
     /// The same for text in YAML.
     pub fn put_text(&self, name: &str, text: &str) -> Result<()> {
-        // The agent must never see half a file; a name with a leading dot is none of its business.
+        // The agent must never see half a file; it ignores names with a leading dot.
         let beside = self.folder.join(format!(".{name}.new"));
         fs::write(&beside, text)?;
         fs::rename(&beside, self.folder.join(format!("{name}.yaml")))?;
@@ -65,7 +66,7 @@ impl Manifests {
 }
 
 impl Port {
-    /// A port of a service whose endpoints listen at another one.
+    /// A TCP port of a service whose endpoints listen at `target`.
     pub const fn tcp(name: &'static str, port: u16, target: u16) -> Self {
         Self { name, protocol: Protocol::Tcp, port, target, node_port: None }
     }
@@ -109,8 +110,8 @@ pub fn service(name: &str, cluster_ips: &[IpAddr], ports: &[Port]) -> Value {
     })
 }
 
-/// An EndpointSlice of the service `name` with ready endpoints of one family: address and node
-/// name.
+/// An EndpointSlice of the service `name` with ready endpoints of one family, each given by its
+/// address and its node's name.
 pub fn slice(name: &str, ports: &[Port], endpoints: &[(IpAddr, &str)]) -> Value {
     let kind = endpoints.first().map_or("IPv4", |(address, _)| family(*address));
     let endpoint = |(address, node): &(IpAddr, &str)| json!({ "addresses": [address], "nodeName": node, "conditions": { "ready": true } });

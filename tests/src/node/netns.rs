@@ -1,7 +1,7 @@
 //! One network namespace: made with a unique name, entered by threads, gone when it is dropped.
 //!
-//! A killed test run cannot clean up, so the name says whose it is, and the next run removes what
-//! belongs to nobody.
+//! A killed test run cannot clean up. So the name contains the owner's process id, and the next run
+//! removes namespaces whose owner no longer lives.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -25,13 +25,13 @@ use crate::node::links::Links;
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
 const FOLDER: &str = "/run/netns";
 
-/// The namespace that the thread which asks is in.
+/// The network namespace of the calling thread.
 const THIS_THREADS: &str = "/proc/thread-self/ns/net";
 
-/// What a bind mount has no use for.
+/// The arguments of `mount` that a bind mount does not need.
 const NOTHING: Option<&str> = None;
 
-/// Where files are kept in memory.
+/// A tmpfs for files.
 const MEMORY: &str = "/dev/shm";
 
 /// What the name of every namespace and folder of a test begins with; the owner's process id
@@ -46,8 +46,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A new namespace whose name no other run has. `label` is for the person who looks at `ip
-    /// netns`.
+    /// A new namespace whose name no other run has. `label` is for people who read `ip netns`.
     ///
     /// The first call in a process also removes what killed runs left.
     pub fn new(label: &str) -> Result<Self> {
@@ -56,8 +55,8 @@ impl Netns {
         Self::named(&unique(label))
     }
 
-    /// One more name for the namespace that the file at `path` stands for. When the value is
-    /// dropped, the name goes, and so do the processes in there.
+    /// Another name for the namespace that the file at `path` stands for. Dropping the value
+    /// removes the name, and kills the processes in the namespace.
     pub fn of(path: &Path) -> Result<Self> {
         let namespace = Self { name: unique("of"), kept: false };
         File::create_new(namespace.path())?;
@@ -67,7 +66,7 @@ impl Netns {
         Ok(namespace)
     }
 
-    /// A new namespace of exactly this name, for one that is to outlive this process (see
+    /// A new namespace of exactly this name, so that it can outlive this process (see
     /// [`Self::keep`]).
     pub fn named(name: &str) -> Result<Self> {
         static FOLDER_IS_SHARED: Once = Once::new();
@@ -80,8 +79,8 @@ impl Netns {
         Ok(namespace)
     }
 
-    /// Moves this thread into a new namespace, and gives that its name: as `ip netns add`, without
-    /// a program's start.
+    /// Moves this thread into a new namespace, and gives the namespace its name: as `ip netns add`
+    /// does, without starting a program.
     fn make(&self) -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET)?;
         mount(Some(THIS_THREADS), &self.path(), NOTHING, MsFlags::MS_BIND, NOTHING)?;
@@ -100,12 +99,12 @@ impl Netns {
         &self.name
     }
 
-    /// The file that stands for it, as CNI's `CNI_NETNS` takes it.
+    /// The file that stands for the namespace, as for `CNI_NETNS`.
     pub fn path(&self) -> PathBuf {
         Path::new(FOLDER).join(&self.name)
     }
 
-    /// Leaves it in place when this value is dropped.
+    /// Keeps the namespace when this value is dropped.
     pub fn keep(&mut self) {
         self.kept = true;
     }
@@ -118,8 +117,8 @@ impl Netns {
         Self::run_at(&self.path(), work)
     }
 
-    /// Runs `work` on a thread inside the namespace that the file at `path` stands for, whoever
-    /// made it.
+    /// Runs `work` on a thread inside the namespace that the file at `path` stands for, even if it
+    /// is not one of ours.
     pub fn run_at<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
         let file = opened(path)?;
         thread::scope(|scope| {
@@ -150,12 +149,12 @@ impl Netns {
             .with_context(|| format!("cannot set {key} in {}", self.name))
     }
 
-    /// Changes its links, addresses and routes without a program.
+    /// Changes the namespace's links, addresses and routes without starting a program.
     pub fn change(&self, work: impl FnOnce(&mut Links) -> Result<()> + Send) -> Result<()> {
         self.run(|| work(&mut Links::open()?))?.with_context(|| format!("in {}", self.name))
     }
 
-    /// Runs `ip` in here, one command a line.
+    /// Runs `ip` in the namespace, one command per line.
     pub fn ip(&self, commands: &str) -> Result<()> {
         self.feed("ip", &["-batch", "-"], commands)
     }
@@ -165,7 +164,8 @@ impl Netns {
         self.feed("nft", &["-f", "-"], ruleset)
     }
 
-    /// `nf_call_iptables` and `nf_call_ip6tables` of a bridge in here, as the kernel tells them.
+    /// `nf_call_iptables` and `nf_call_ip6tables` of a bridge in the namespace, as the kernel
+    /// reports them.
     pub fn bridge_switches(&self, bridge: &str) -> Result<[Value; 2]> {
         let text = self.output("ip", &["-d", "-j", "link", "show", bridge])?;
         let links: Value = serde_json::from_str(&text)?;
@@ -217,7 +217,7 @@ fn opened(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("cannot open namespace {}", path.display()))
 }
 
-/// Has `ip` make the folder, as a mount point whose mounts other mount namespaces see.
+/// Makes `ip` create the folder, as a mount point whose mounts other mount namespaces see.
 fn share_folder() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if mounts.contains(&format!(" {FOLDER} ")) {
@@ -261,9 +261,9 @@ fn processes_in(path: &Path) -> Vec<Pid> {
     pids.filter(|pid| *pid != Pid::this() && is_in(pid)).collect()
 }
 
-/// A folder for one test's files, in memory, as the run directory of a real node is: the plugin
-/// syncs what it records. Gone when it is dropped; its name says whose it is, as a namespace's
-/// does.
+/// A folder for one test's files, in memory as a real node's run directory is: the plugin syncs
+/// what it records. Removed when it is dropped; its name contains the owner's process id, as a
+/// namespace's does.
 pub fn folder() -> Result<TempDir> {
     let prefix = format!("{PREFIX}{}-", std::process::id());
     tempfile::Builder::new()
@@ -284,7 +284,7 @@ fn remove_leftovers() {
     }
 }
 
-/// Whether a name of ours says a process that no longer lives.
+/// Whether a name of ours contains the id of a process that no longer lives.
 fn is_nobodys(name: &str) -> bool {
     let digits = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
     let owner = digits.and_then(|digits| digits.parse::<u32>().ok());

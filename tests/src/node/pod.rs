@@ -18,10 +18,11 @@ use crate::node::world::host_length;
 /// The bridge of bridged pods.
 pub const BRIDGE: &str = "cni0";
 
-/// Where it is made by hand: the kernel's own choice changes with the bridge's ports.
+/// The bridge's MAC address where tests make the bridge: the kernel's own choice would change with
+/// the bridge's ports.
 const BRIDGE_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
 
-/// The node's addresses towards its pods, of each family.
+/// The node's addresses towards pods that are wired by hand, one of each family.
 const GATEWAYS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
@@ -36,14 +37,14 @@ pub enum Wiring {
     Routed,
 }
 
-/// What a plugin of another maker gave a pod, made by hand.
+/// A pod's interfaces and result, made by hand as another maker's plugin would make them.
 #[derive(Debug)]
 pub struct MadeByHand {
     /// The node's end of the pod's veth.
     pub host_interface: String,
     /// The interface through which the node's stack sees the pod's packets come in.
     pub input_interface: String,
-    /// What that plugin returns.
+    /// The result that such a plugin would return.
     pub result: Value,
 }
 
@@ -54,7 +55,7 @@ pub struct Pod {
     pub netns: Netns,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// The interface through which the node's stack sees its packets come in.
+    /// The interface through which the node's stack sees the pod's packets come in.
     pub input_interface: String,
     host_interface: String,
     call: Call,
@@ -71,7 +72,7 @@ impl Pod {
         Self::attach_by(node, netns, call, chain)
     }
 
-    /// The same of a pod whose UID is known.
+    /// The same with a given UID of the pod.
     pub fn attach_with_uid(
         node: &Netns,
         netns: Netns,
@@ -108,7 +109,7 @@ impl Pod {
         })
     }
 
-    /// A pod with exactly these addresses, not recorded anywhere yet.
+    /// A pod with exactly these addresses, wired by hand. No plugin has recorded it yet.
     pub fn wire(
         node: &Netns,
         netns: Netns,
@@ -135,8 +136,8 @@ impl Pod {
         Ok(Self::made_by_hand(netns, name, CNI_VERSION, made))
     }
 
-    /// A pod whose links are there, not recorded anywhere yet. The runtime speaks `version` of the
-    /// CNI specification.
+    /// A pod whose links exist already. No plugin has recorded it yet. The runtime speaks `version`
+    /// of the CNI specification.
     pub fn made_by_hand(netns: Netns, name: &str, version: &'static str, made: MadeByHand) -> Self {
         let MadeByHand { host_interface, input_interface, result } = made;
         Self {
@@ -151,7 +152,7 @@ impl Pod {
         }
     }
 
-    /// Has the real plugin record a pod whose links are there.
+    /// Makes the real plugin record a pod whose links exist already.
     pub fn record(&mut self, node: &Netns, run_dir: &Path, options: &Value) -> Result<()> {
         self.chain = self.chain.clone().without_denizen().then_denizen(run_dir, options);
         let ours = self.chain.plugins.last().cloned().into_iter().collect();
@@ -162,8 +163,8 @@ impl Pod {
         Ok(())
     }
 
-    /// What libcni keeps of the ADD: the file's name, and what it says. `netns` is the path that
-    /// the runtime says, which old ones leave out.
+    /// What libcni caches of the ADD: the file's name, and its content. `netns` is the path that
+    /// the runtime writes there, which old runtimes leave out.
     pub fn cached(&self, netns: Option<&str>) -> (String, Value) {
         let Call { container: id, args, .. } = &self.call;
         let args: Vec<_> = args.split(';').filter_map(|arg| arg.split_once('=')).collect();
@@ -177,18 +178,18 @@ impl Pod {
         (format!("{}-{id}-{POD_INTERFACE}", self.chain.name), cached)
     }
 
-    /// The runtime's list of plugins is another one from now on.
+    /// The same pod, with `chain` as its chain from now on.
     #[must_use]
     pub fn through(mut self, chain: &Chain) -> Self {
         self.chain = chain.clone();
         self
     }
 
-    /// DEL, as the runtime does it when the pod ends, and the end of its interface.
+    /// DEL, as the runtime calls it when the pod ends. Removes the pod's interface, too.
     pub fn detach(self, node: &Netns) -> Result<()> {
         self.forget(node)?;
-        // The plugin that made the interface has removed it, and has made no such routes; what was
-        // made by hand is still there.
+        // If a plugin made the interface, it has removed the interface, and there are no such
+        // routes; what was made by hand is still there.
         node.change(|links| {
             for address in &self.addresses {
                 let _ = links.remove_route(LinkRoute::to(*address, &self.input_interface));
@@ -198,13 +199,12 @@ impl Pod {
         })
     }
 
-    /// The beginning of a DEL: what is chained to a pod that was wired by hand has done its part,
-    /// and its interface is still there.
+    /// DEL by all plugins of the chain. The interface of a pod that was wired by hand remains.
     pub fn forget(&self, node: &Netns) -> Result<()> {
         self.chain.del(node, &self.call, Some(&self.result)).map_err(failed("DEL"))
     }
 
-    /// The DEL of the last plugin alone. Returns what it said on standard error.
+    /// DEL by the last plugin alone. Returns what the plugin wrote to standard error.
     pub fn forget_last(&self, node: &Netns) -> Result<String> {
         let last = self.chain.plugins.last().context("the chain is not empty")?;
         let done = self.chain.call_saying(node, &self.call, "DEL", last, Some(&self.result));
@@ -243,8 +243,8 @@ pub fn addresses_of(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// A MAC address that goes with a pod's addresses: whoever knows them from a pod that had them
-/// before still finds them.
+/// A MAC address derived from a pod's addresses: neighbours that know it from an earlier pod with
+/// these addresses still reach the new one.
 fn mac_of(addresses: &[IpAddr]) -> Mac {
     let mut hasher = DefaultHasher::new();
     addresses.hash(&mut hasher);
@@ -252,7 +252,7 @@ fn mac_of(addresses: &[IpAddr]) -> Mac {
     [0x02, a, b, c, d, e]
 }
 
-/// The node's side. Gateways are link-scoped: they are in nobody's range, whatever the pods'
+/// Wires the node's side. Gateways are link-scoped: they are in no pod's range, whatever the pods'
 /// addresses are.
 fn wire_node(
     node: &Netns,
@@ -276,15 +276,15 @@ fn wire_node(
             }
         };
         links.up(veth)?;
-        // Also where the `bridge` plugin made it and gave it gateways of its own.
+        // Also if the `bridge` plugin made the bridge and gave it gateways of its own.
         links.address(device, GATEWAYS[0], 32)?;
         links.address(device, GATEWAYS[1], 64)?;
         addresses.iter().try_for_each(|address| links.route(LinkRoute::to(*address, device)))
     })
 }
 
-/// The pod's side. Bridged pods see their neighbours on the link and answer them past the node's
-/// routing, as pods behind the `bridge` plugin do; routed pods see only their gateway.
+/// Wires the pod's side. Bridged pods see their neighbours on the link and answer them past the
+/// node's routing, as pods behind the `bridge` plugin do; routed pods see only their gateway.
 fn wire_pod(pod: &Netns, wiring: Wiring, addresses: &[IpAddr]) -> Result<()> {
     pod.change(|links| {
         links.up(POD_INTERFACE)?;

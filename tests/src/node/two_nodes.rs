@@ -21,14 +21,13 @@ use crate::node::pod::{BRIDGE, Pod, Wiring};
 use crate::node::world::ip;
 use crate::policy::NodeObject;
 
-/// What has not been programmed by then never will: an emulated processor has to load the kernel's
-/// modules first.
+/// How long programming may take: an emulated processor has to load the kernel's modules first.
 const SETTLING: Duration = Duration::from_secs(90);
 
 /// Both nodes.
 #[derive(Debug)]
 pub struct TwoNodes {
-    /// The first and the second one.
+    /// The first and the second node.
     pub hosts: [NodeHost; 2],
     /// What both agents read.
     pub manifests: Manifests,
@@ -36,25 +35,25 @@ pub struct TwoNodes {
     folder: TempDir,
 }
 
-/// One of them.
+/// One of the nodes.
 #[derive(Debug)]
 pub struct NodeHost {
-    /// `None` before [`TwoNodes::start_agents`]. It ends before its node does.
+    /// `None` before [`TwoNodes::start_agents`]. The agent ends before its node does.
     pub agent: Option<Agent>,
-    /// Its network.
+    /// The node's network namespace.
     pub netns: Netns,
     /// Its name and its addresses.
     pub node: NodeObject,
     /// The run directory of its agent and its plugin.
     pub run_dir: PathBuf,
-    /// Another agent than this build's.
+    /// The agent's program, if it is not this build's.
     pub program: Option<PathBuf>,
     bridged: Chain,
     routed: Chain,
 }
 
-/// A node's ranges of addresses, and the gateways in them: for bridged pods, and for routed ones.
-/// All of them lie in one block of 2^28 addresses, and in one of 2^124.
+/// A node's pod ranges, each with its gateway: for bridged pods, and for routed ones. The IPv4
+/// ranges of all nodes lie in one block of 2^28 addresses, the IPv6 ranges in one of 2^124.
 struct Ranges([[(String, IpAddr); 2]; 2]);
 
 impl Ranges {
@@ -102,7 +101,7 @@ impl TwoNodes {
         Pod::attach(&host.netns, self.sandbox(name)?, name, host.chain(wiring))
     }
 
-    /// The same of a pod whose UID is known.
+    /// The same with a given UID of the pod.
     pub fn attach_with_uid(
         &self,
         node: usize,
@@ -113,7 +112,7 @@ impl TwoNodes {
         Pod::attach_with_uid(&host.netns, self.sandbox(name)?, (name, uid), host.chain(wiring))
     }
 
-    /// The same where no agent runs that the plugin could wait for.
+    /// The same without waiting for an agent, since none runs.
     pub fn attach_without_agent(&self, node: usize, name: &str, wiring: Wiring) -> Result<Pod> {
         let host = &self.hosts[node];
         let mut chain = host.chain(wiring).clone();
@@ -121,7 +120,7 @@ impl TwoNodes {
         Pod::attach(&host.netns, self.sandbox(name)?, name, &chain)
     }
 
-    /// A third node without an agent, with a link to each of both, over IPv4 alone.
+    /// A third node without an agent, with a link to each of the other two, over IPv4 only.
     pub fn third(&self) -> Result<NodeHost> {
         let third = NodeHost::new(&self.label, 3, &self.folder, &Value::Null)?;
         third
@@ -136,7 +135,7 @@ impl TwoNodes {
         Ok(third)
     }
 
-    /// Waits until no pod of either node is pending, and the status of each agent is as wished.
+    /// Waits until no pod of either node is pending, and `so` accepts the status of each agent.
     pub fn settled(&self, so: impl Fn(usize, &Value) -> bool) -> Result<()> {
         let mut hosts = self.hosts.iter().enumerate();
         hosts.try_for_each(|(number, host)| host.settled(|status| so(number, status)))
@@ -154,7 +153,7 @@ impl NodeHost {
         for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
             netns.sysctl(key, "1")?;
         }
-        // Tens of thousands of questions, none of which is asked twice.
+        // Tests make tens of thousands of connections, each only once: forget them quickly.
         for key in ["udp_timeout", "udp_timeout_stream", "tcp_timeout_close"] {
             netns.sysctl(&format!("net.netfilter.nf_conntrack_{key}"), "1")?;
         }
@@ -188,7 +187,7 @@ impl NodeHost {
         Ok(self.agent.insert(agent))
     }
 
-    /// Brings a link to another node up, and leads the way to it and to its pods there.
+    /// Brings a link to another node up, with routes to that node and to its pods.
     fn reach(&self, number: usize, other: &Self, link: &str) -> Result<()> {
         let [own, via] = [self, other].map(|host| host.node.addresses[0]);
         let mut commands = format!("link set {link} up\nroute add {via}/32 dev {link} src {own}\n");
@@ -209,7 +208,7 @@ impl NodeHost {
         }
     }
 
-    /// The same of this node alone.
+    /// The same for this node alone.
     pub fn settled(&self, so: impl Fn(&Value) -> bool) -> Result<()> {
         let agent = self.agent()?;
         let status = || agent.ask_directly(&json!({ "status": {} }));
@@ -237,7 +236,7 @@ impl NodeHost {
     }
 }
 
-/// One link, and the ways to the other node's pods.
+/// Joins the nodes by one link, with routes to each other's pods.
 fn join(hosts: &[NodeHost; 2]) -> Result<()> {
     let [one, two] = hosts;
     one.netns.ip(&format!("link add eth0 type veth peer name eth0 netns {}", two.netns.name()))?;

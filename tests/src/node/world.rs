@@ -6,7 +6,7 @@
 //!                           └────── client   hosts outside the cluster
 //! ```
 //!
-//! The fabric knows the way to every single address of `remote` and `client` and sends all else to
+//! The fabric has a route to every single address of `remote` and `client` and sends all else to
 //! the node, as a load balancer would: service addresses too. What the node sends out for an
 //! address that nobody has is answered with "no route", so that an untouched packet is not mistaken
 //! for a dropped one.
@@ -24,10 +24,10 @@ use crate::node::links::{LinkRoute, Links, VethPeer};
 use crate::node::netns::{self, Netns};
 use crate::packets::server::socket_address;
 
-/// The addresses that the world's hosts have. Nothing but these tells which is whose.
+/// The addresses of the world's hosts. By them alone it is known whose an address is.
 #[derive(Debug, Clone)]
 pub struct Addresses {
-    /// The node's own; the first of each family is what it sends from.
+    /// The node's own addresses; it sends from the first of each family.
     pub node: Vec<IpAddr>,
     /// Hosts outside the cluster.
     pub client: Vec<IpAddr>,
@@ -50,7 +50,7 @@ impl Default for Addresses {
     }
 }
 
-/// What the node sends to an address that only the node could have: there is no such host.
+/// Rejects what the node sends to an address that only the node could have: there is no such host.
 const NO_WAY_BACK: &str = r#"
 table inet fabric {
     chain forward {
@@ -60,8 +60,8 @@ table inet fabric {
 }
 "#;
 
-/// The fabric's addresses, the same on every link: nobody's traffic goes to them, only their MAC is
-/// asked for.
+/// The fabric's addresses, the same on every link. They only resolve to the fabric's MAC address:
+/// no traffic is addressed to them.
 const GATEWAYS: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(169, 254, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1)),
@@ -70,14 +70,13 @@ const GATEWAYS: [IpAddr; 2] = [
 /// Every host's link-local address.
 const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2));
 
-/// What the fabric's ICMPv6 errors come from: nobody forwards one that comes from a link-local
-/// address.
+/// The source of the fabric's ICMPv6 errors: errors from a link-local address are not forwarded.
 const FABRIC: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0xfab, 0, 0, 0, 0, 0, 1));
 
 /// Parses an address that a test wrote down.
 ///
 /// # Panics
-/// When it is none.
+/// When it is not an address.
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address written in a test")
 }
@@ -90,7 +89,7 @@ pub fn host_length(address: IpAddr) -> u8 {
 /// A node with its surroundings. Dropping it removes everything.
 #[derive(Debug)]
 pub struct World {
-    /// The node. Its way out is `eth0`.
+    /// The node. Its uplink is `eth0`.
     pub node: Netns,
     /// Hosts outside the cluster.
     pub client: Netns,
@@ -173,8 +172,8 @@ impl World {
         &self.addresses
     }
 
-    /// Every address of the node now, those of bridges and of pods' host interfaces too: what a
-    /// masqueraded packet may come from.
+    /// Every address of the node now, those of bridges and of pods' host interfaces too: the
+    /// possible sources of a masqueraded packet.
     pub fn node_addresses(&self) -> Result<Vec<IpAddr>> {
         let listed = self.node.run(|| -> nix::Result<Vec<IpAddr>> {
             let all = getifaddrs()?;
@@ -195,8 +194,7 @@ impl World {
         self.place("client", &self.client, &[AddressChange::Add(address)])
     }
 
-    /// From now on the hosts outside and the pods of the other node have these addresses, and no
-    /// others.
+    /// Replaces the addresses of the hosts outside and of the other node's pods.
     pub fn replace_others(&mut self, client: Vec<IpAddr>, remote: Vec<IpAddr>) -> Result<()> {
         self.place("client", &self.client, &changes(&self.addresses.client, &client))?;
         self.place("remote", &self.remote, &changes(&self.addresses.remote, &remote))?;
@@ -210,16 +208,16 @@ impl World {
         }
         host.change(|links| {
             changes.iter().try_for_each(|change| change.on_host(links))?;
-            // It went with the last IPv4 address, if that went.
+            // If the last IPv4 address was removed, the default route went with it.
             links.route(LinkRoute::out(GATEWAYS[0], "eth0"))
         })?;
         self.fabric
             .change(|links| changes.iter().try_for_each(|change| change.on_fabric(links, link)))
     }
 
-    /// Has the node's connection tracking forget connections soon after they end. Thousands a
-    /// second would otherwise fill its table within the minute, and the kernel would drop what is
-    /// in nobody's rules.
+    /// Makes the node's connection tracking forget connections soon after they end. Thousands of
+    /// connections a second would otherwise fill its table within a minute, and the kernel would
+    /// drop packets that no rule drops.
     pub fn forget_quickly(&self) -> Result<()> {
         for (key, seconds) in
             [("udp_timeout", "2"), ("udp_timeout_stream", "2"), ("tcp_timeout_close", "1")]
@@ -256,7 +254,7 @@ impl World {
         })
     }
 
-    /// Each host's own side.
+    /// Gives each host its addresses and its default route.
     fn address_hosts(&self) -> Result<()> {
         let Addresses { node, client, remote } = &self.addresses;
         // The node sends from its first address.
@@ -312,7 +310,7 @@ impl AddressChange {
         }
     }
 
-    /// The fabric's way to it.
+    /// The fabric's route to the address.
     fn on_fabric(self, links: &mut Links, link: &str) -> Result<()> {
         let device = format!("to-{link}");
         let way = |to: IpAddr| {
@@ -326,7 +324,7 @@ impl AddressChange {
     }
 }
 
-/// What makes these addresses those.
+/// The changes from the addresses `from` to the addresses `to`.
 fn changes(from: &[IpAddr], to: &[IpAddr]) -> Vec<AddressChange> {
     let missing = |of: &[IpAddr], there: &[IpAddr]| -> Vec<IpAddr> {
         of.iter().filter(|address| !there.contains(address)).copied().collect()

@@ -1,11 +1,11 @@
-//! Who keeps their address: every way to tell this node's pods apart × pods' wiring × who sends ×
-//! where to.
+//! Which senders keep their address: every mode of local detection × the pods' wiring × the sender
+//! × the destination.
 //!
-//! What each mode takes for a local pod is written down here by reasoning from what the mode looks
-//! at ([`MATRIX`]), and what follows for a frontend from Kubernetes' rules
+//! Which senders each mode takes for local pods is written down here by reasoning from what the
+//! mode looks at ([`MATRIX`]), and what follows for a frontend from Kubernetes' rules
 //! ([`Frontend::expected`]): the program is not asked. Then a packet is sent for every combination,
-//! and `explain` is asked about it. Only what arrives counts, and no answer is needed, so that a
-//! packet with a borrowed address is seen as well as an honest one.
+//! and `explain` is asked about it. Only what arrives counts, and no answer is needed, so a packet
+//! with a borrowed address can be observed as well as an honest one.
 
 mod context;
 mod frontend;
@@ -22,14 +22,14 @@ pub use self::frontend::{FRONTENDS, Frontend, KEPT, Seen, WITH_EGRESS};
 pub use self::packets::{Played, play};
 pub use self::table::{DetectedSender, MATRIX, Row, SENDERS};
 
-/// The agent of a mode.
+/// The settings of an agent with this mode.
 pub fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settings {
     let flags = backend.flags().into_iter().chain([format!("--detect-local={mode}")]);
     context.fixture.cluster.settings_with(flags)
 }
 
-/// Plays these rows in one world, with one agent after another: a mode leaves nothing behind for
-/// the next.
+/// Plays these rows in one world, with one agent after another: no mode leaves anything behind for
+/// the next one.
 pub fn play_rows(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
     let context = MatrixContext::new(label)?;
     let node = &context.fixture.cluster.world.node;
@@ -43,8 +43,8 @@ pub fn play_rows(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> 
     Ok(sum)
 }
 
-/// Plays these rows where egress masquerade is configured, too: whoever is taken for a local pod is
-/// masqueraded on the way out, in every mode, and nobody else.
+/// Plays these rows with egress masquerade configured: in every mode, exactly the senders that are
+/// taken for local pods are masqueraded on the way out.
 pub fn play_egress(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
     let context = MatrixContext::new(label)?;
     let node = &context.fixture.cluster.world.node;

@@ -1,8 +1,8 @@
-//! A naive reader of nftables rules, written from what nft's manual and the kernel say, and knowing
-//! nothing of who made the rules: it reads the text, and walks a packet through it. What it does
-//! not know is an error, never skipped.
+//! A naive reader of nftables rules, written from nft's manual and the kernel, without knowledge of
+//! the program that wrote the rules: it reads the text, and walks a packet through it. Anything
+//! that it does not know is an error, never skipped.
 //!
-//! Rules of type nat see first packets of connections alone, and are read as those meet them.
+//! nat chains see only the first packet of a connection, and only such packets are walked here.
 
 mod check;
 mod hooks;

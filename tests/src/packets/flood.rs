@@ -1,4 +1,4 @@
-//! Clients that mean harm: thousands of connections that ask nothing, half of something, or do not
+//! Malicious clients: thousands of connections that send nothing, send half a request, or do not
 //! read the answer, each made again as soon as it is closed.
 
 use std::io::{self, Write};
@@ -18,22 +18,22 @@ use socket2::{Domain, Socket, Type};
 use crate::eventually::observed;
 use crate::node::netns::Netns;
 
-/// What each kind of client sends, over and over: nothing, half a request, a whole one whose answer
-/// it never reads.
+/// What each kind of client sends, over and over: nothing, half a request, or a whole request whose
+/// answer it never reads.
 const REQUESTS: [&[u8]; 3] = [
     b"",
     b"GET /healthz HTTP/1.1\r\nHost: half\r\n",
     b"GET /healthz HTTP/1.1\r\nHost: unread\r\n\r\n",
 ];
 
-/// How often a client looks after its connections.
+/// How often a client checks its connections.
 const ROUND: Duration = Duration::from_millis(50);
 
-/// How many connections a client makes again in one round: 200 a second, next to which the test's
-/// own questions still find a processor.
+/// How many connections a client makes again in one round: 200 a second, which leaves the test's
+/// own requests enough processor time.
 const AGAIN: usize = 10;
 
-/// What has not happened by then never will.
+/// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running flood. Dropping it ends it.
@@ -45,9 +45,9 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// `each` connections from every one of these namespaces to an address; returns once all were
-    /// made for the first time. A process may have only so many files: the limit is raised as far
-    /// as it may be.
+    /// Makes `each` connections from every one of these namespaces to an address; returns once all
+    /// were made for the first time. First raises this process's limit of open files to its
+    /// maximum.
     pub fn start(clients: &[(&Netns, SocketAddr)], each: usize) -> Result<Self> {
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -68,7 +68,7 @@ impl Flood {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Ends it; an error when a client could not do what it should.
+    /// Ends the flood; an error when a client could not do what it should.
     pub fn end(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let mut threads = self.threads.drain(..);
@@ -94,7 +94,7 @@ struct HostileConnection {
 
 fn attack(to: SocketAddr, count: usize, stop: &AtomicBool, made: &AtomicUsize) -> Result<()> {
     let mut connections: Vec<Option<HostileConnection>> = (0..count).map(|_| None).collect();
-    // All at once, and then those again that were closed.
+    // First all connections are made, later those that were closed.
     let mut budget = count;
     while !stop.load(Ordering::Relaxed) {
         let empty =
@@ -121,12 +121,11 @@ fn connect(to: SocketAddr, request: &'static [u8]) -> io::Result<HostileConnecti
     Ok(HostileConnection { socket, request: Some(request) })
 }
 
-/// Sends what is to be sent, and forgets what was closed at the other end.
+/// Sends the requests that are due, and removes connections that the server closed.
 fn look_after(connections: &mut [Option<HostileConnection>]) -> Result<()> {
     let interest = |connection: &HostileConnection| match connection.request {
         Some(_) => PollFlags::POLLOUT,
-        // An end is there to be read, and so is an answer, after which the connection is closed
-        // too.
+        // Readable: the server has closed the connection, or it has answered and will close it.
         None => PollFlags::POLLIN,
     };
     let mut open: Vec<_> =
@@ -147,7 +146,7 @@ fn look_after(connections: &mut [Option<HostileConnection>]) -> Result<()> {
             && let Some(connection) = slot
             && let Some(request) = connection.request.take()
         {
-            // One that was closed meanwhile is seen the next time.
+            // If the connection was closed meanwhile, the next round notices.
             let _ = connection.socket.write(request);
         }
     }

@@ -1,5 +1,5 @@
-//! Frames as a pod with `CAP_NET_RAW` sends them, whatever they say; and whether such a frame
-//! arrives somewhere.
+//! Arbitrary frames, as a pod with `CAP_NET_RAW` can send them; and whether such a frame arrives
+//! somewhere.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -19,9 +19,7 @@ use crate::node::netns::Netns;
 
 /// EtherTypes.
 pub const IPV4: u16 = 0x0800;
-/// IPv6's.
 pub const IPV6: u16 = 0x86dd;
-/// ARP's.
 pub const ARP: u16 = 0x0806;
 /// IEEE 802.1Q's and 802.1ad's tags.
 pub const TAGS: [u16; 2] = [0x8100, 0x88a8];
@@ -36,13 +34,13 @@ pub const ICMPV6: u8 = 58;
 /// All stations.
 pub const BROADCAST: Mac = [0xff; 6];
 
-/// What is under way has come by then.
+/// Frames that are under way arrive within this time.
 const DRAINING: Duration = Duration::from_millis(100);
 
 /// The least that a socket's timeout can be: zero means forever.
 const NO_WAIT: Duration = Duration::from_millis(1);
 
-/// In bytes: some thousand frames that come at once.
+/// In bytes: enough for some thousand frames at once.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// Of linux/if_packet.h.
@@ -53,7 +51,7 @@ const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 pub struct FrameSocket(Socket);
 
 impl FrameSocket {
-    /// On this interface.
+    /// On this interface of `netns`.
     ///
     /// # Errors
     /// There is no such interface, or the process is not root.
@@ -76,7 +74,7 @@ impl FrameSocket {
             }?;
             socket.bind(&address)?;
             setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
-            // Only what arrives.
+            // Only frames that arrive, not those that are sent.
             let on: libc::c_int = 1;
             // SAFETY: the option is a number, and lives as long as the call.
             let set = unsafe {
@@ -101,7 +99,7 @@ impl FrameSocket {
         self.0.send(frame).map(drop).context("a frame")
     }
 
-    /// Forgets what has come until now.
+    /// Discards what has arrived until now.
     ///
     /// # Errors
     /// The kernel's.
@@ -109,8 +107,9 @@ impl FrameSocket {
         self.heard(&["<nobody sends this>".to_owned()], DRAINING).map(drop)
     }
 
-    /// Which of these texts come, in frames that somebody else sent: no frame has two of them. Ends
-    /// when no new one has come for this time, and what has come by then is read.
+    /// Which of these texts arrive, in frames that another host sent; no frame contains two of
+    /// them. Returns when no further text has arrived for this time, and everything that has
+    /// arrived was read.
     ///
     /// # Errors
     /// The kernel's.
@@ -119,7 +118,7 @@ impl FrameSocket {
         let mut buffer = vec![0; 65_536];
         let mut missing: BTreeSet<usize> = (0..texts.len()).collect();
         while !missing.is_empty() {
-            // On a busy machine this process itself may be late.
+            // On a busy machine this process itself may be late: still read what has arrived.
             let left = end.saturating_duration_since(Instant::now()).max(NO_WAIT);
             self.0.set_read_timeout(Some(left))?;
             let length = match (&self.0).read(&mut buffer) {
@@ -128,7 +127,8 @@ impl FrameSocket {
                 Err(error) => return Err(error.into()),
             };
             let has = |text: &[u8]| buffer[..length].windows(text.len()).any(|part| part == text);
-            // They come in the order in which they were sent: mostly, it is the first.
+            // The texts arrive in the order in which they were sent: mostly, it is the first
+            // missing one.
             let found = missing.iter().copied().find(|number| has(texts[*number].as_bytes()));
             if let Some(number) = found {
                 missing.remove(&number);
@@ -152,7 +152,7 @@ pub fn mac_of(netns: &Netns, interface: &str) -> Result<Mac> {
 /// Reads an Ethernet address.
 ///
 /// # Errors
-/// It is none.
+/// It is not one.
 pub fn parse(text: &str) -> Result<Mac> {
     let bytes: Result<Vec<u8>, _> =
         text.split(':').map(|byte| u8::from_str_radix(byte, 16)).collect();
@@ -180,7 +180,7 @@ pub fn group(address: IpAddr) -> Mac {
     }
 }
 
-/// A frame. `tags`: EtherType and VLAN of each.
+/// A frame. `tags`: the EtherType and the VLAN of each tag.
 pub fn frame(from: Mac, to: Mac, tags: &[(u16, u16)], ether_type: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = [to, from].concat();
     for (kind, vlan) in tags {
@@ -191,7 +191,7 @@ pub fn frame(from: Mac, to: Mac, tags: &[(u16, u16)], ether_type: u16, payload: 
     frame
 }
 
-/// The EtherType of what carries this address' version.
+/// The EtherType of this address's IP version.
 pub fn ether_type(address: IpAddr) -> u16 {
     if address.is_ipv4() { IPV4 } else { IPV6 }
 }
@@ -235,7 +235,7 @@ pub fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     }
     datagram.extend(payload);
     let sum = transport_checksum(from.ip(), to.ip(), UDP, &datagram);
-    // Zero means none.
+    // A checksum of zero means that there is none.
     datagram[6..8].copy_from_slice(&if sum == 0 { u16::MAX } else { sum }.to_be_bytes());
     packet(from.ip(), to.ip(), UDP, 64, &datagram)
 }
@@ -252,7 +252,7 @@ pub fn icmp(from: IpAddr, to: IpAddr, hop_limit: u8, kind: u8, code: u8, body: &
     packet(from, to, protocol, hop_limit, &message)
 }
 
-/// An ARP answer, unasked: `address` is at `mac`.
+/// An unsolicited ARP reply: `address` is at `mac`.
 pub fn arp(mac: Mac, address: [u8; 4], to: (Mac, [u8; 4])) -> Vec<u8> {
     const ANSWER: u16 = 2;
     let mut message = vec![0, 1, 8, 0, 6, 4];
@@ -264,7 +264,7 @@ pub fn arp(mac: Mac, address: [u8; 4], to: (Mac, [u8; 4])) -> Vec<u8> {
     message
 }
 
-/// With the pseudo header (RFC 768, RFC 8200).
+/// The checksum with the pseudo header (RFC 768, RFC 8200).
 fn transport_checksum(from: IpAddr, to: IpAddr, protocol: u8, data: &[u8]) -> u16 {
     let mut whole = Vec::new();
     for address in [from, to] {
@@ -279,7 +279,7 @@ fn transport_checksum(from: IpAddr, to: IpAddr, protocol: u8, data: &[u8]) -> u1
     checksum(&whole)
 }
 
-/// RFC 1071's.
+/// The checksum of RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
     let sum = bytes
         .chunks(2)

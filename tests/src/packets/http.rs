@@ -1,4 +1,4 @@
-//! Questions over HTTP, put by curl: a client that is not ours.
+//! HTTP requests by curl: a client that is not ours.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -37,10 +37,10 @@ pub fn url(address: IpAddr, port: u16, path: &str) -> String {
     format!("http://{}{path}", SocketAddr::new(address, port))
 }
 
-/// Asks for `url` from inside `from`; `more` are curl's own arguments.
+/// Requests `url` from inside `from`; `more` are further arguments of curl.
 ///
 /// # Errors
-/// When nobody answers: curl's words.
+/// When nobody answers, with curl's message.
 pub fn fetch(from: &Netns, url: &str, more: &[&str]) -> Result<Reply> {
     let mut arguments = vec!["--silent", "--show-error", "--include", "--max-time", "20"];
     arguments.extend(more);

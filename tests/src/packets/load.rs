@@ -12,36 +12,36 @@ use anyhow::{Result, bail};
 use crate::node::netns::Netns;
 use crate::packets::probe::{Outcome, Probe, Protocol};
 
-/// A connection that took this long was lost once: it is TCP's first retransmission that came
-/// through.
+/// A connection that took at least this long lost its first SYN: only TCP's first retransmission
+/// came through.
 const LOST_ONCE: Duration = Duration::from_millis(900);
 
-/// The ports that UDP is asked from, each in its turn: a port that is used again while the
-/// connection tracking knows it yet goes to whom it went before, and where that entry is flushed in
-/// the instant in which an answer comes through it, the answer is lost. The kernel's choice would
-/// meet such an entry once in a hundred thousand questions.
+/// The source ports of UDP probes, used in turn. If a port is used again while connection tracking
+/// still has its old entry, the probe goes to the old endpoint, and its answer is lost if the entry
+/// is deleted at that very moment. Ports that the kernel chooses would hit such an entry once in a
+/// hundred thousand probes.
 const UDP_PORTS: Range<u16> = 20_000..64_999;
 
-/// How far from each other clients begin: one that follows another in its namespace must not meet
-/// its entries either.
+/// The distance between the first ports of two clients: a client that follows another one in its
+/// namespace must not hit its entries either.
 const APART: usize = 4_001;
 
-/// Between two connections of one client. It takes less than that to make one, so that clients
-/// without a pause take all the machine's time from what they test, and from tests beside them.
-/// Several clients together still connect some thousand times a second.
+/// Pause between two connections of one client. Making a connection takes less than that, so
+/// clients without a pause would take all the machine's time from what they test, and from tests
+/// beside them. Several clients together still connect some thousand times a second.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Failures to remember in words; the rest is counted.
+/// How many failures are described; the rest is only counted.
 const REMEMBERED: usize = 5;
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     /// Connections that were answered.
     pub answered: usize,
-    /// Connections that were not, or that `accept` did not accept.
+    /// Connections that were not answered, or whose outcome `accept` rejected.
     pub failed: usize,
-    /// Answered only after a packet had been lost.
+    /// Connections that were answered only after a packet had been lost.
     pub lost_once: usize,
     /// The first failures, in words.
     pub examples: Vec<String>,
@@ -63,14 +63,14 @@ impl Default for Load {
 }
 
 impl Load {
-    /// Clients with another pause: none for races that few connections meet, a longer one on a slow
+    /// Clients with another pause: none for races that are rarely hit, a longer one on a slow
     /// machine.
     pub fn with_pause(pause: Duration) -> Self {
         Self { pause, stop: Arc::default(), clients: Vec::new() }
     }
 
-    /// One more client, in `netns`, which asks `targets` one after the other; `accept` checks what
-    /// came of each connection.
+    /// Starts one more client in `netns`, which connects to `targets` one after the other; `accept`
+    /// checks the outcome of each connection.
     pub fn client(
         &mut self,
         netns: &Netns,
@@ -87,7 +87,7 @@ impl Load {
         Ok(())
     }
 
-    /// Stops every client; what they came to together.
+    /// Stops every client; returns their results together.
     pub fn stop(self) -> Result<Tally> {
         self.stop.store(true, Ordering::Relaxed);
         let mut sum = Tally::default();

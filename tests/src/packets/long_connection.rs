@@ -14,14 +14,14 @@ use crate::node::netns::Netns;
 use crate::packets::load::Load;
 use crate::packets::probe::{PATIENCE, Probe, Protocol};
 
-/// Where the endpoint of such a connection listens.
+/// The port of the echo server.
 pub const ECHO: u16 = 9000;
 
-/// The pods behind `web`, see [`fixture`].
+/// The endpoints of `web`, see [`fixture`].
 pub const MEMBERS: [Host; 3] = [Host::Bridged, Host::Routed, Host::Remote];
 
 /// The fixture with two services: `web` (number 10) over every protocol, and `echo` (number 11,
-/// port 7) for such connections, at the routed pod.
+/// port 7) for long connections, at the routed pod.
 pub fn fixture(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
     let manifests = &fixture.cluster.manifests;
@@ -33,7 +33,7 @@ pub fn fixture(label: &str) -> Result<Fixture> {
     Ok(fixture)
 }
 
-/// Clients that connect to `web` of [`fixture`] all the time, over TCP and UDP and by both
+/// Clients that connect to `web` of [`fixture`] all the time, over TCP and UDP and in both
 /// families.
 pub fn load(fixture: &Fixture) -> Result<Load> {
     fixture.cluster.world.forget_quickly()?;
@@ -49,7 +49,7 @@ pub fn load(fixture: &Fixture) -> Result<Load> {
 #[derive(Debug)]
 pub struct LongConnection(TcpStream);
 
-/// Sends back every byte of every connection to [`ECHO`] of `address`, which `netns` has.
+/// Starts an echo server at [`ECHO`] of `address`, which `netns` has.
 pub fn serve(netns: &Netns, address: IpAddr) -> Result<()> {
     let listener = netns.run(|| TcpListener::bind((address, ECHO)))??;
     thread::spawn(move || {
@@ -70,7 +70,7 @@ impl LongConnection {
         Self::over(stream)
     }
 
-    /// The same from a port that other connections, to other addresses, may have, too.
+    /// The same from a source port that connections to other addresses may use, too.
     pub fn open_from(from: &Netns, port: u16, to: SocketAddr) -> Result<Self> {
         let any: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -91,7 +91,7 @@ impl LongConnection {
         Ok(Self(stream))
     }
 
-    /// An error unless a byte comes back.
+    /// An error unless an echo comes back.
     pub fn still_alive(&mut self) -> Result<()> {
         let mut answer = [0];
         self.0.write_all(b"?")?;
@@ -99,7 +99,7 @@ impl LongConnection {
         Ok(())
     }
 
-    /// An error unless nothing comes back, and no reset.
+    /// An error if an echo or a reset comes back.
     pub fn is_silent(&mut self) -> Result<()> {
         let error = self.still_alive().err().context("the connection goes on")?;
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -107,7 +107,7 @@ impl LongConnection {
         Ok(())
     }
 
-    /// Closes this end, which has no answer to wait for; an error unless a reset comes back.
+    /// Closes this end while no answer is outstanding; an error unless a reset comes back.
     pub fn is_reset_when_closed(&mut self) -> Result<()> {
         self.0.shutdown(Shutdown::Write)?;
         let answer = self.0.read(&mut [0]).map_err(|error| error.kind());
@@ -115,7 +115,7 @@ impl LongConnection {
         Ok(())
     }
 
-    /// An error unless it is reset at the next byte, rather than left without an answer.
+    /// An error unless the next byte is answered by a reset.
     pub fn is_reset(&mut self) -> Result<()> {
         let error = self.still_alive().err().context("the connection goes on")?;
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -1,5 +1,5 @@
-//! One question to one address, from whichever namespace the calling thread is in, and what became
-//! of it.
+//! A probe: one connection or datagram to one address, from the network namespace of the calling
+//! thread, and its outcome.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -20,11 +20,11 @@ use crate::node::netns::Netns;
 use crate::packets::sctp;
 use crate::packets::server::receive_from;
 
-/// How long an answer may take. Only a packet that is lost waits this long.
+/// How long an answer may take. A probe waits this long only if a packet is lost.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
 /// How long to wait for an answer that should not come. Shorter than TCP's first retransmission, so
-/// that a packet which only the second try gets through is seen as lost.
+/// that a packet of which only the second try gets through counts as lost.
 pub const SILENCE: Duration = Duration::from_millis(700);
 
 /// A transport protocol that services know.
@@ -73,33 +73,33 @@ impl FromStr for Protocol {
     }
 }
 
-/// What became of a question.
+/// The outcome of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// Somebody answered.
     Answered {
-        /// Who, by its own account.
+        /// The address that answered, as its server reports it.
         endpoint: SocketAddr,
-        /// Which source it saw.
+        /// The source that the server saw.
         seen: SocketAddr,
     },
-    /// Refused: by `reject`, or by a host where nobody listens at that port.
+    /// Refused: by `reject`, or by a host without a listener at that port.
     Refused,
-    /// A router said that there is no way: nobody translated the address.
+    /// A router reported that there is no route: nothing translated the address.
     Unreachable,
-    /// Silence, or a packet that was dropped on its way out of this host.
+    /// No answer, or a packet that was dropped on its way out of this host.
     Dropped,
-    /// Something that no verdict explains.
+    /// An outcome that no verdict explains.
     Broken(String),
 }
 
 impl Outcome {
-    /// Who answered, if anybody did.
+    /// The address that answered, if any.
     pub fn endpoint(&self) -> Option<SocketAddr> {
         if let Self::Answered { endpoint, .. } = self { Some(*endpoint) } else { None }
     }
 
-    /// The address that whoever answered was asked from.
+    /// The source address that the server saw.
     pub fn seen(&self) -> Option<IpAddr> {
         if let Self::Answered { seen, .. } = self { Some(seen.ip()) } else { None }
     }
@@ -110,7 +110,7 @@ impl From<io::Error> for Outcome {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENOPROTOOPT) => Self::Unreachable,
-            // A packet dropped in the output hook is reported to whoever sent it.
+            // A packet dropped in the output hook is reported to its sender.
             Some(libc::EPERM) => Self::Dropped,
             _ if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) => {
                 Self::Dropped
@@ -120,15 +120,15 @@ impl From<io::Error> for Outcome {
     }
 }
 
-/// A question yet to be asked.
+/// A probe that was not sent yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Probe {
     /// Over which protocol.
     pub protocol: Protocol,
     /// The source address; `None` leaves it to the kernel.
     pub from: Option<IpAddr>,
-    /// The source port, or the next that is free; 0 is one that no earlier probe of this process
-    /// had, or leaves it to the kernel if it also chooses the address.
+    /// The source port; if it is in use, one of the next two. 0: with a given address, a port that
+    /// no earlier probe of this process had; otherwise the kernel's choice.
     pub port: u16,
     /// Where to.
     pub to: SocketAddr,
@@ -137,42 +137,42 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A patient question over TCP.
+    /// A probe over TCP, with the usual patience.
     pub fn tcp(to: SocketAddr) -> Self {
         Self { protocol: Protocol::Tcp, from: None, port: 0, to, patience: PATIENCE }
     }
 
-    /// A patient question over UDP.
+    /// A probe over UDP, with the usual patience.
     pub fn udp(to: SocketAddr) -> Self {
         Self { protocol: Protocol::Udp, ..Self::tcp(to) }
     }
 
-    /// A patient question over SCTP.
+    /// A probe over SCTP, with the usual patience.
     pub fn sctp(to: SocketAddr) -> Self {
         Self { protocol: Protocol::Sctp, ..Self::tcp(to) }
     }
 
-    /// The same question from another source address.
+    /// The same probe from another source address.
     #[must_use]
     pub fn from(self, source: IpAddr) -> Self {
         Self { from: Some(source), ..self }
     }
 
-    /// The same question with another patience.
+    /// The same probe with another patience.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// Asks from inside `namespace`.
+    /// Probes from inside `namespace`.
     ///
     /// # Panics
-    /// When the namespace cannot be entered: there is nothing to be learned then.
+    /// When the namespace cannot be entered: then there is no outcome.
     pub fn ask_in(self, namespace: &Netns) -> Outcome {
         namespace.run(|| self.ask()).expect("a namespace of ours can be entered")
     }
 
-    /// Asks from the namespace that this thread is in.
+    /// Probes from the namespace that this thread is in.
     pub fn ask(self) -> Outcome {
         let answer = match self.protocol {
             Protocol::Tcp => self.connect().and_then(|stream| self.read_line(stream)),
@@ -195,7 +195,7 @@ impl Probe {
     }
 
     /// Sends the SYN of a TCP connection from the namespace that this thread is in. The kernel
-    /// sends it again after 1, 3 and 7 seconds.
+    /// retransmits it after 1, 3 and 7 seconds.
     pub fn begin(self) -> io::Result<Socket> {
         let socket = self.bound()?;
         socket.set_nonblocking(true)?;
@@ -205,7 +205,7 @@ impl Probe {
         }
     }
 
-    /// What became of a connection that [began](Self::begin).
+    /// The outcome of a connection that [began](Self::begin).
     pub fn end(self, socket: Socket) -> Outcome {
         let line = self.until_connected(&socket).and_then(|()| {
             socket.set_nonblocking(false)?;
@@ -214,9 +214,9 @@ impl Probe {
         line.map_or_else(Outcome::from, |line| parse(&line))
     }
 
-    /// On one machine a refusal comes back while the kernel is still sending, and is kept as a
-    /// "soft" error that wakes nobody until the retransmission a second later: so this looks, and
-    /// does not only wait.
+    /// Within one machine a refusal may come back while the kernel is still sending. It is then
+    /// kept as a "soft" error that wakes nobody until the retransmission a second later: so this
+    /// function also polls for errors, and does not only wait.
     fn until_connected(self, socket: &Socket) -> io::Result<()> {
         let deadline = Instant::now() + self.patience;
         let mut step = Duration::from_millis(1);
@@ -240,7 +240,7 @@ impl Probe {
     fn bound(self) -> io::Result<Socket> {
         let socket = self.protocol.socket(self.to)?;
         self.bind(&socket)?;
-        // Without it a socket that is no connection hears of refusals, but not of missing routes.
+        // Without it a connectionless socket receives refusals, but not missing routes.
         if self.protocol != Protocol::Tcp {
             match self.to {
                 SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
@@ -272,7 +272,7 @@ impl Probe {
         Ok(line)
     }
 
-    /// A socket that sends to the one address, and hears of ICMP errors.
+    /// A socket connected to the one address, which reports ICMP errors.
     pub(crate) fn connected(self) -> io::Result<Socket> {
         let socket = self.bound()?;
         let mut to = self.to;
@@ -283,10 +283,10 @@ impl Probe {
         Ok(socket)
     }
 
-    /// Asks once through a [connected](Self::connected) socket; over SCTP, from this port.
+    /// Probes once through a [connected](Self::connected) socket; over SCTP, from this port.
     pub(crate) fn ask_through(self, socket: &Socket, port: u16) -> Outcome {
         let _turn = Self::sctp_turn();
-        // What was refused before is no answer to this.
+        // An earlier refusal is not the outcome of this probe.
         let _ = socket.take_error();
         let answer = match self.protocol {
             Protocol::Tcp => Err(io::ErrorKind::Unsupported.into()),
@@ -296,9 +296,9 @@ impl Probe {
         answer.map_or_else(Outcome::from, |line| parse(&line))
     }
 
-    /// A port for a socket that is bound to an address. The kernel would pick one at random: once in
-    /// some thousand clients, that of an earlier one, whose connection to another frontend of the
-    /// same service IPVS still knows, and goes on with.
+    /// A source port for a socket that is bound to an address. The kernel would pick one at random:
+    /// once in some thousand clients, the port of an earlier client, whose connection to another
+    /// frontend of the same service IPVS still knows, and would continue.
     fn new_port() -> u16 {
         static PORTS: AtomicU16 = AtomicU16::new(0);
         43_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 17_000
@@ -317,7 +317,8 @@ impl Probe {
         Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
-    /// A raw socket hears of every refusal by its peer, whatever the port: one of them at a time.
+    /// A raw socket receives every refusal by its peer, whatever the port: so only one SCTP probe
+    /// runs at a time.
     fn sctp_turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -340,8 +341,8 @@ impl Probe {
     }
 }
 
-/// A packet that is rejected on its way out is first reported as dropped; the refusal itself comes
-/// after.
+/// A packet that is rejected on its way out is first reported as dropped; the refusal comes a
+/// moment later.
 fn refusal(socket: &Socket, dropped: io::Error) -> io::Result<usize> {
     const SHORTLY: u16 = 50;
     let mut ready = [PollFd::new(socket.as_fd(), PollFlags::empty())];

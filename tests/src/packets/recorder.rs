@@ -1,4 +1,4 @@
-//! Who reached a pod: every datagram and connection to port 80, by its sender.
+//! Records which hosts reached a pod: the sender of every datagram and connection to port 80.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind};
@@ -16,11 +16,11 @@ use socket2::{Domain, Socket, Type};
 
 use crate::node::netns::Netns;
 
-/// Where it listens.
+/// The recorder's port.
 pub const PORT: u16 = 80;
 
-/// What waited for a new pod's MAC address comes at once when it is known, from all senders: more
-/// than a socket usually holds while a busy machine lets the recorder wait.
+/// Packets that waited for a new pod's MAC address arrive all at once when it is resolved, from all
+/// senders: more than a socket usually holds while a busy machine lets the recorder wait.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 type Senders = Arc<Mutex<BTreeSet<IpAddr>>>;
@@ -34,7 +34,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Whoever sends after this has returned is recorded.
+    /// Every packet that is sent after this has returned is recorded.
     pub fn start(pod: &Netns) -> Result<Self> {
         let sockets = pod.run(|| -> io::Result<Vec<Socket>> {
             let kinds = [Type::DGRAM, Type::STREAM];
@@ -55,13 +55,13 @@ impl Recorder {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// These have not sent until now.
+    /// Removes these addresses from the record.
     pub fn forget(&self, addresses: &[IpAddr]) {
         let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         senders.retain(|sender| !addresses.contains(sender));
     }
 
-    /// Nobody has sent until now.
+    /// Empties the record.
     pub fn forget_all(&self) {
         self.senders.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -109,10 +109,10 @@ fn serve(sockets: &[Socket], senders: &Senders, stop: &AtomicBool) {
     }
 }
 
-/// Takes the next one; an error if there is none.
+/// Answers the next packet or connection; an error if there is none.
 fn answer(socket: &Socket) -> io::Result<Option<IpAddr>> {
     let peer = if socket.r#type()? == Type::STREAM {
-        // Its end is an ordinary one: a reset could be taken for a refusal.
+        // The connection ends ordinarily: a reset could be taken for a refusal.
         socket.accept()?.1
     } else {
         let mut buffer = [std::mem::MaybeUninit::uninit(); 64];

@@ -20,8 +20,8 @@ pub struct SctpPacket {
     pub source_port: u16,
     /// The receiver's port.
     pub destination_port: u16,
-    /// What the peer must put in the header of its answer, or else connection tracking calls it
-    /// invalid.
+    /// The verification tag that the peer's answer must have; otherwise connection tracking calls
+    /// it invalid.
     pub initiate_tag: u32,
     /// The text in the state cookie; `None` for an INIT.
     pub cookie: Option<String>,

@@ -1,5 +1,5 @@
-//! Servers that answer every connection, datagram or INIT with one line: which address answered,
-//! and which source it saw.
+//! Servers that answer every connection, datagram or INIT with one line: the address that answered,
+//! and the source that it saw.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -25,7 +25,8 @@ use crate::packets::sctp;
 pub struct Listen {
     /// Over which protocol.
     pub protocol: Protocol,
-    /// Where; an unspecified address stands for every address of the namespace, for TCP alone.
+    /// The address and port; an unspecified address, for TCP only, stands for every address of the
+    /// namespace.
     pub address: SocketAddr,
 }
 
@@ -42,7 +43,7 @@ struct Listener {
 }
 
 impl Server {
-    /// Starts to answer; whoever asks after this has returned is answered.
+    /// Starts to answer; every probe that is sent after this has returned is answered.
     pub fn start(namespace: &Netns, listens: &[Listen]) -> Result<Self> {
         namespace.run(|| Self::start_here(listens))?
     }
@@ -51,7 +52,7 @@ impl Server {
     pub fn start_here(listens: &[Listen]) -> Result<Self> {
         let listeners =
             listens.iter().map(|listen| Listener::open(*listen)).collect::<Result<Vec<_>>>()?;
-        // A program that is executed meanwhile must not keep it open.
+        // A program that another thread executes meanwhile must not inherit the pipe.
         let (ended, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let thread = thread::spawn(move || answer_until(&ended, &listeners));
         Ok(Self { stop: Some(stop), thread: Some(thread) })
@@ -106,7 +107,7 @@ impl Listener {
             Protocol::Udp => {}
             Protocol::Sctp => address.set_port(0),
         }
-        // A raw socket has one family anyway and refuses the option.
+        // A raw socket has only one family, and refuses the option.
         if address.is_ipv6() && listen.protocol != Protocol::Sctp {
             socket.set_only_v6(true)?;
         }
@@ -118,7 +119,7 @@ impl Listener {
         Ok(socket)
     }
 
-    /// Answers all that waits. A client that went away meanwhile is its own business.
+    /// Answers all that waits. It is no error if a client has gone away.
     fn answer(&self) {
         loop {
             let answered = match self.listen.protocol {
@@ -135,8 +136,8 @@ impl Listener {
     fn accept(&self) -> io::Result<()> {
         let (mut connection, peer) = self.socket.accept()?;
         let local = connection.local_addr()?;
-        // A fresh connection's send buffer takes one line without blocking; a vanished peer is no
-        // error of ours.
+        // The send buffer of a new connection takes one line without blocking. It is no error if
+        // the peer has gone.
         let _ = connection.write_all(line(local.as_socket(), peer.as_socket()).as_bytes());
         Ok(())
     }
@@ -176,13 +177,13 @@ pub(crate) fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(us
     Ok((length, peer.ok_or_else(|| io::Error::other("a peer that has no IP address"))?))
 }
 
-/// An address of IPv4 or IPv6.
+/// An IPv4 or IPv6 address; `None` for other families.
 pub(crate) fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
     let v4 = address.as_sockaddr_in().map(|v4| SocketAddr::V4((*v4).into()));
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddr::V6((*v6).into())))
 }
 
-/// What is answered: the address that answers and the one it was asked from.
+/// The answer: the address that answers, and the source that it sees.
 fn line(local: Option<SocketAddr>, peer: Option<SocketAddr>) -> String {
     let text = |address: Option<SocketAddr>| {
         address.map_or_else(|| "-".to_owned(), |known| known.to_string())

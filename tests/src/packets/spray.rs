@@ -1,4 +1,4 @@
-//! Datagrams to addresses that may not be there yet, from before they are.
+//! Datagrams to addresses, sent already before a pod has them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,7 +14,7 @@ use socket2::{Domain, Socket, Type};
 use super::recorder::PORT;
 use crate::node::netns::Netns;
 
-/// Whom to send to, now.
+/// The addresses to send to now.
 pub type Targets = Arc<Mutex<BTreeSet<IpAddr>>>;
 
 /// Sends to every target, once a round, until it is dropped.
@@ -32,7 +32,7 @@ impl Spray {
         Self::every(ROUND, from, targets)
     }
 
-    /// The same, with so long between two rounds.
+    /// The same with this pause between two rounds.
     pub fn every(round: Duration, from: &Netns, targets: &Targets) -> Result<Self> {
         let stop = Arc::<AtomicBool>::default();
         let thread = from.spawn({
@@ -52,7 +52,7 @@ impl Drop for Spray {
     }
 }
 
-/// Always the same two sockets: a flow that was let through once would go on as established.
+/// Uses the same two sockets all the time: a flow that was let through once goes on as established.
 fn spray(round: Duration, targets: &Targets, stop: &AtomicBool) -> io::Result<()> {
     let [v4, v6] =
         [Domain::IPV4, Domain::IPV6].map(|family| Socket::new(family, Type::DGRAM, None));
@@ -63,7 +63,7 @@ fn spray(round: Duration, targets: &Targets, stop: &AtomicBool) -> io::Result<()
         let all = targets.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for target in all {
             let socket = if target.is_ipv4() { &v4 } else { &v6 };
-            // Nobody there yet is what is to be expected.
+            // Errors are expected while no pod has the address.
             let _ = socket.send_to(b"hello", &SocketAddr::new(target, PORT).into());
         }
         thread::sleep(round);

@@ -1,4 +1,4 @@
-//! A TCP SYN with whatever source address.
+//! A TCP SYN with any source address.
 
 use std::net::SocketAddrV4;
 
@@ -7,7 +7,7 @@ const TCP: u8 = 6;
 const HEADERS: usize = 40;
 
 /// An IPv4 packet with a SYN, IP header included: for a raw socket of `IPPROTO_RAW`. The kernel
-/// fills in the IP header's checksum; TCP's is right, since connection tracking does not look at a
+/// fills in the IP header's checksum; TCP's must be right, since connection tracking ignores a
 /// packet with a wrong one.
 pub fn forged_syn(source: SocketAddrV4, destination: SocketAddrV4) -> [u8; HEADERS] {
     let mut packet = [0; HEADERS];

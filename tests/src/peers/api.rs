@@ -46,40 +46,41 @@ use crate::node::netns::Netns;
 pub trait Api: std::fmt::Debug {
     /// `https://ADDRESS:PORT`.
     fn url(&self) -> String;
-    /// A kubeconfig file that leads to it.
+    /// A kubeconfig file for the server.
     fn kubeconfig(&self) -> &Path;
-    /// Puts an object there, or in the place of what has its name: status included.
+    /// Creates an object or replaces the one with its name, status included.
     fn put(&self, object: &Value) -> Result<()>;
     /// Removes the object of this kind and name.
     fn delete(&self, object: &Value) -> Result<()>;
-    /// Deletes a pod that has this many seconds to end, and stays until its kubelet says that it has.
+    /// Deletes a pod with this grace period in seconds. It stays until its kubelet reports its end.
     fn end_pod(&self, pod: &Value, grace: u32) -> Result<()>;
     /// The UID of the object of this kind and name.
     fn uid(&self, object: &Value) -> Result<String>;
-    /// Whether it answers in protobuf.
+    /// Whether the server answers in protobuf.
     fn has_protobuf(&self) -> bool {
         true
     }
     /// Every request of the agent since the beginning, watches too.
     fn agent_requests(&self) -> Result<Vec<ReceivedRequest>>;
-    /// Defines ClusterNetworkPolicies.
+    /// Defines the kind ClusterNetworkPolicy.
     fn define_tiers(&self) -> Result<()>;
-    /// From now on the agent may read nothing.
+    /// Forbids the agent to read anything, from now on.
     fn forbid_all(&self) -> Result<()>;
-    /// It ends without a word, with all connections.
+    /// Ends the server and all connections abruptly.
     fn stop(&mut self);
-    /// It starts again in `netns`, with the objects that it has.
+    /// Starts the server again in `netns`, with the objects that it had.
     fn go_on(&mut self, netns: &Netns) -> Result<()>;
-    /// Whether it has EndpointSlices as the agent reads them (since Kubernetes 1.21).
+    /// Whether it serves EndpointSlices in the version that the agent reads (since Kubernetes
+    /// 1.21).
     fn has_slices(&self) -> bool {
         true
     }
-    /// Whether a watch goes on after a restart where it was (KEP-1904, since Kubernetes 1.21).
+    /// Whether a watch resumes where it was after a restart (KEP-1904, since Kubernetes 1.21).
     fn resumes(&self) -> bool {
         true
     }
 
-    /// Puts several.
+    /// Puts several objects.
     fn put_all(&self, objects: &[Value]) -> Result<()> {
         objects.iter().try_for_each(|object| self.put(object))
     }

@@ -1,4 +1,4 @@
-//! BIRD 2 in network namespaces: routers, and nodes' speakers.
+//! BIRD 2 in network namespaces: on routers, and on nodes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ pub struct Bird {
 }
 
 impl Bird {
-    /// With this configuration, and files of this name in the folder.
+    /// Starts BIRD with this configuration. Its files are in the folder, under this name.
     pub fn start(netns: &Netns, folder: &Path, name: &str, configuration: &str) -> Result<Self> {
         let file = folder.join(format!("{name}.conf"));
         fs::write(&file, configuration)?;
         Self::with(netns, &file, &folder.join(name))
     }
 
-    /// With this file, and its control socket at this path.
+    /// Starts BIRD with this configuration file, and its control socket at this path.
     pub fn with(netns: &Netns, file: &Path, socket: &Path) -> Result<Self> {
         let mut command = program("bird")?;
         command.arg("-f").arg("-c").arg(file).arg("-s").arg(socket);
         Self::spawn(netns, command, socket.to_owned())
     }
 
-    /// A node's, as its container starts it: once the agent has written its configuration.
+    /// Starts a node's BIRD as its container does: once the agent has written its configuration.
     pub fn of_node(netns: &Netns, run_dir: &Path) -> Result<Self> {
         let bird = program("bird")?;
         let mut command = Command::new(binary::ours("denizen-agent")?);
@@ -51,7 +51,7 @@ impl Bird {
         Ok(Self { child, socket })
     }
 
-    /// What it answers.
+    /// BIRD's answer to a command of `birdcl`.
     pub fn ask(&self, words: &str) -> Result<String> {
         let mut command = program("birdcl")?;
         command.arg("-s").arg(&self.socket).args(words.split(' '));
@@ -60,14 +60,14 @@ impl Bird {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// How many updates and withdrawals each session has got, as BIRD counts them.
+    /// How many updates and withdrawals each session has received, by BIRD's counters.
     pub fn heard(&self) -> Result<Vec<String>> {
         let shown = self.ask("show protocols all")?;
         let counts = shown.lines().map(str::trim).filter(|line| line.starts_with("Import "));
         Ok(counts.map(str::to_owned).collect())
     }
 
-    /// Whether it does nothing from now on, as if it got no processor, or goes on.
+    /// Stops the process, as if it got no processor, or lets it go on.
     pub fn pause(&self, is_paused: bool) -> Result<()> {
         let signal = if is_paused { Signal::SIGSTOP } else { Signal::SIGCONT };
         Ok(kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?)
@@ -85,7 +85,7 @@ impl Bird {
 }
 
 impl Drop for Bird {
-    /// As by `kill -9`.
+    /// Kills it, as by `kill -9`.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,9 +1,9 @@
 //! A real container runtime on the node: containerd with its CRI plugin, which executes real CNI
-//! chains for the sandboxes that it makes.
+//! chains for its sandboxes.
 //!
-//! It runs in namespaces of its own beside the node's network namespace. Processes: whatever it
-//! started ends with it, however it ends. Mounts: it has `/run`, `/var/lib/cni` and its pods'
-//! namespaces for itself.
+//! It runs in the node's network namespace, with other namespaces of its own. The process
+//! namespace: whatever it started ends with it, however it ends. The mount namespace: its `/run`,
+//! `/var/lib/cni` and the pods' namespaces are visible to nobody else.
 
 pub mod container;
 mod cri;
@@ -40,11 +40,11 @@ pub enum ContainerImage {
     Bird,
 }
 
-/// How long a busy machine may take to start it.
+/// How long containerd may take to start on a busy machine.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Mounts, and then containerd. Mounts are shared, as systemd has them, but with nobody outside.
-/// Its arguments: the folders that are `/var/lib` and `/var/lib/cni` in there, and its
+/// Makes the mounts, and then starts containerd. Mounts are shared, as with systemd, but with
+/// nobody outside. Arguments: the folders that become `/var/lib` and `/var/lib/cni`, and the
 /// configuration.
 const START: &str = r#"
 set -e
@@ -63,13 +63,12 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// The folder that its CNI configurations are in, made beside `folder`'s other parts. Made
-    /// before the start.
+    /// The folder of its CNI configurations, made in `folder`. It must be filled before the start.
     pub fn conf_dir(folder: &Path) -> Result<PathBuf> {
         made(folder, "net.d")
     }
 
-    /// The folder that it finds CNI plugins in: Debian's are there.
+    /// The folder of its CNI plugins, with links to Debian's.
     pub fn bin_dir(folder: &Path) -> Result<PathBuf> {
         let bin = made(folder, "bin")?;
         for plugin in fs::read_dir(binary::cni_plugins())?.flatten() {
@@ -81,8 +80,8 @@ impl Containerd {
         Ok(bin)
     }
 
-    /// Starts it in the node's network namespace, with all its files in `folder` but for the
-    /// results of its CNI calls, which it keeps in `cni_cache`, and waits until it answers.
+    /// Starts containerd in the node's network namespace, and waits until it answers. Its files are
+    /// in `folder`, except the results of its CNI calls, which are in `cni_cache`.
     pub fn start(node: &Netns, folder: &Path, cni_cache: &Path) -> Result<Self> {
         let config = folder.join("config.toml");
         fs::write(&config, configuration(folder)?)?;
@@ -102,7 +101,7 @@ impl Containerd {
         Ok(runtime)
     }
 
-    /// Waits until a CNI configuration is loaded.
+    /// Waits until containerd has loaded a CNI configuration.
     pub fn wait_network(&mut self) -> Result<()> {
         self.wait("ready", |runtime| match runtime.cri()?.not_ready()? {
             None => Ok(()),
@@ -110,7 +109,7 @@ impl Containerd {
         })
     }
 
-    /// A connection of its own.
+    /// A new connection to containerd's CRI plugin.
     pub fn cri(&self) -> Result<Cri> {
         Cri::connect(&self.folder.join("containerd.sock"))
     }
@@ -120,13 +119,13 @@ impl Containerd {
         Netns::run_at(&self.as_seen_here(Path::new(netns)), work)
     }
 
-    /// A name, for `ip netns` and for this harness, of the network namespace that a pod's record
-    /// names.
+    /// Gives the network namespace that a pod's record names another name, for `ip netns` and for
+    /// this harness.
     pub fn pod_netns(&self, netns: &str) -> Result<Netns> {
         Netns::of(&self.as_seen_here(Path::new(netns)))
     }
 
-    /// Makes a folder of ours be `at` among its mounts.
+    /// Mounts a folder of this machine at `at`, among containerd's mounts.
     pub fn bind(&self, folder: &Path, at: &str) -> Result<()> {
         fs::create_dir_all(self.as_seen_here(Path::new(at)))?;
         let mut command = Command::new("nsenter");
@@ -140,7 +139,7 @@ impl Containerd {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// A path among its mounts, from among ours.
+    /// The path by which this process reaches a path among containerd's mounts.
     fn as_seen_here(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.child.id()));
         root.join(path.strip_prefix("/").unwrap_or(path))
@@ -165,8 +164,8 @@ impl Containerd {
         self.import(&binary::image(name)?)
     }
 
-    /// Pulls an image for every platform from a registry without TLS, which the node reaches; its
-    /// digest and its platforms, as containerd says them.
+    /// Pulls an image for every platform from a registry without TLS that the node reaches. Returns
+    /// its digest and its platforms, as containerd reports them.
     pub fn pull(&self, node: &Netns, image: &str) -> Result<(String, String)> {
         let mut pull = self.images();
         let flags = ["pull", "--plain-http", "--all-platforms", "--snapshotter", "native"];
@@ -201,8 +200,8 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
-        // `--kill-child`: the first process of its namespace, and with that all others, end with
-        // `unshare`.
+        // `--kill-child`: when `unshare` ends, the first process of its process namespace ends, and
+        // with it all others.
         let _ = self.child.kill();
         let _ = self.child.wait();
         eprintln!("--- containerd's log\n{}---", self.log());
@@ -215,8 +214,8 @@ fn made(folder: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// containerd's, as it runs where cgroups are of version 1, nobody may be made less likely to be
-/// killed, and no file system can be stacked on the one it is on.
+/// containerd's configuration. Here cgroups may be of version 1, a process's `oom_score_adj` must
+/// not be lowered, and no overlay file system is possible.
 fn configuration(folder: &Path) -> Result<String> {
     let conf_dir = Containerd::conf_dir(folder)?;
     let bin_dir = Containerd::bin_dir(folder)?;

@@ -1,6 +1,6 @@
-//! The rules of a kube-proxy in iptables mode, and its ways: the first full load, partial updates
-//! that name only what changed, and canary chains by which it sees that somebody flushed the
-//! tables. And those of its ipvs and nftables modes.
+//! The rules of a kube-proxy in iptables mode, and how it writes them: the first full load, partial
+//! updates that contain only what changed, and canary chains by which it notices that the tables
+//! were flushed. And the rules of its ipvs and nftables modes.
 
 pub mod ipvs;
 pub mod nftables;
@@ -34,17 +34,17 @@ pub struct KubeProxy<'a> {
     pub variant: Variant,
     /// All that it serves.
     pub services: Vec<Served>,
-    /// It masquerades whoever is not in there.
+    /// Connections from outside this range are masqueraded.
     pub cluster_cidr: &'a str,
 }
 
-/// A cluster CIDR in which nobody is.
+/// A cluster CIDR that contains no host.
 pub const NOBODY: &str = "100.64.0.0/10";
 
-/// The chain that says in each table that nobody has flushed it.
+/// The canary chain: if a table lacks it, somebody has flushed the table.
 const CANARY: &str = "KUBE-PROXY-CANARY";
 
-/// The jumps of kube-proxy 1.33, in the order in which it looks for them.
+/// The jumps of kube-proxy 1.33, in the order in which it checks for them.
 const JUMPS: [(&str, &str, &str, &str); 11] = [
     (
         "filter",
@@ -144,8 +144,7 @@ impl KubeProxy<'_> {
         self.sync(&self.services)
     }
 
-    /// A partial update: chains of `changed` services alone, and the chains that are always
-    /// written.
+    /// A partial update: the chains of `changed` services, and the chains that are always written.
     pub fn sync(&self, changed: &[Served]) -> Result<()> {
         let (mut chains, mut rules) = (String::new(), NAT_RULES.to_owned());
         for served in changed {
@@ -168,7 +167,7 @@ impl KubeProxy<'_> {
         self.write(&format!("{FILTER}{NAT}{chains}{rules}COMMIT\n"))
     }
 
-    /// Whether its canaries live, without which it would load everything anew.
+    /// Whether its canary chains exist. Without them it would write everything anew.
     pub fn canaries_live(&self) -> Result<bool> {
         let saved = self.variant.dump(self.node)?;
         Ok(saved
@@ -178,8 +177,8 @@ impl KubeProxy<'_> {
             == 3)
     }
 
-    /// Whether each of its jumps is there once, word for word, and no other one from there to
-    /// there: else it would add its own at its next full load.
+    /// Whether each of its jumps exists exactly once, word for word, and there is no other jump
+    /// between the same chains: otherwise it would add its own at its next full load.
     pub fn jumps_stand(&self) -> Result<bool> {
         let saved = self.variant.dump(self.node)?;
         let of = |begin: String, end: String| {

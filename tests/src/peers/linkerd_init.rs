@@ -1,14 +1,13 @@
-//! What linkerd-init does in a pod, command by command.
+//! The commands that linkerd-init executes in a pod.
 
 use std::process::{Command, Stdio};
 
 use crate::node::cni::Namespace;
 
-/// A command that linkerd-init executes: what comes behind `iptables -t nat`, and the comment of
-/// the rule.
+/// A command of linkerd-init: what follows `iptables -t nat`, and the comment of the rule.
 pub type InitRule<'a> = (&'a str, &'a str);
 
-/// linkerd-init's rules without options, in its order.
+/// The commands of linkerd-init without options, in its order.
 pub const DEFAULT: [InitRule<'static>; 10] = [
     ("-N PROXY_INIT_REDIRECT", ""),
     (
@@ -34,7 +33,8 @@ pub const DEFAULT: [InitRule<'static>; 10] = [
     ("-A OUTPUT -j PROXY_INIT_OUTPUT", "install-proxy-init-output"),
 ];
 
-/// Executes linkerd-init's commands in `pod`, each as a process of its own, for both versions of IP.
+/// Executes linkerd-init's commands in `pod`, each as a process of its own, for both versions of
+/// IP.
 pub fn linkerd_init(pod: &Namespace, commands: &[InitRule<'_>]) {
     for program in ["iptables", "ip6tables"] {
         for (command, comment) in commands {

@@ -13,20 +13,20 @@ use crate::eventually::eventually;
 use crate::node::netns::Netns;
 use crate::packets::http::fetch;
 
-/// Where it listens.
+/// The address that it listens at.
 pub const REGISTRY: &str = "127.0.0.1:5000";
 
-/// How long a busy machine may take to start it.
+/// How long the registry may take to start on a busy machine.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// How it treats its clients.
+/// How the registry treats its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistryManners {
-    /// It takes everything.
+    /// It accepts everything.
     Open,
-    /// It takes nothing that is new.
+    /// It accepts no uploads.
     ReadOnly,
-    /// It asks for a name and a password, and knows nobody.
+    /// It asks for a name and a password, and accepts none.
     Closed,
 }
 
@@ -37,7 +37,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts it on this host, with its content in `folder`, and waits until it answers.
+    /// Starts a registry on this host, with its content in `folder`, and waits until it answers.
     pub fn start(host: &Netns, folder: &Path, manners: RegistryManners) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let users = folder.join("users");
@@ -73,7 +73,7 @@ impl Registry {
     }
 }
 
-/// The tags of a repository in the registry of this host, in order; none if there is no such
+/// The tags of a repository in the registry of this host, in order; empty if there is no such
 /// repository.
 pub fn tags(host: &Netns, repository: &str) -> Result<Vec<String>> {
     let reply = fetch(host, &format!("http://{REGISTRY}/v2/{repository}/tags/list"), &[])?;

@@ -1,5 +1,5 @@
-//! A transparent proxy, as a mesh runs one in each pod, with servers and clients to go with it: TCP
-//! of both versions, with sockets of the user who is said.
+//! A transparent proxy, as a mesh runs one in each pod, and servers and clients for it: TCP over
+//! both IP versions, with sockets of a given user.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,23 +12,23 @@ use socket2::{Domain, Socket, Type};
 
 use crate::node::cni::Namespace;
 
-/// linkerd's proxy.
+/// The user of linkerd's proxy.
 pub const PROXY_UID: u32 = 2102;
 
-/// Anybody else.
+/// Some other user.
 pub const CLIENT_UID: u32 = 65_534;
 
-/// How long a side waits for the other: for what never comes.
+/// How long to wait for something that may never come.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A connection as the proxy accepted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Redirected {
-    /// The proxy's port that it came to.
+    /// The proxy's port.
     pub port: u16,
-    /// Who connected.
+    /// The client's address.
     pub source: IpAddr,
-    /// Where it was to go, as the kernel tells.
+    /// The original destination, from the kernel.
     pub to: SocketAddr,
 }
 
@@ -39,8 +39,8 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// Runs it in `pod` at these ports, of both versions of IP. It connects to where each
-    /// connection was to go, as [`PROXY_UID`], and passes on what the server says.
+    /// Runs a proxy in `pod` at these ports, for both IP versions. It connects to the original
+    /// destination of each connection as [`PROXY_UID`], and relays what the server sends.
     pub fn run(pod: &Namespace, ports: &[u16]) -> Self {
         let sidecar = Self::default();
         for port in ports {
@@ -48,7 +48,7 @@ impl Sidecar {
             accept(pod, *port, move |stream| {
                 let Ok(redirected) = redirected(&stream) else { return };
                 seen.lock().expect("no test panics with it").push(redirected);
-                // One that was not redirected would come back for ever.
+                // A connection that was not redirected would come back to the proxy for ever.
                 if redirected.to.port() != redirected.port {
                     let _ = pass_on(stream, redirected.to);
                 }
@@ -57,7 +57,7 @@ impl Sidecar {
         sidecar
     }
 
-    /// What it has accepted since the last call.
+    /// The connections that the proxy has accepted since the last call.
     pub fn taken(&self) -> Vec<Redirected> {
         std::mem::take(&mut self.seen.lock().expect("no test panics with it"))
     }
@@ -85,21 +85,21 @@ fn redirected(stream: &TcpStream) -> io::Result<Redirected> {
     Ok(Redirected { port: local.port(), source: stream.peer_addr()?.ip(), to })
 }
 
-/// Runs a server in `namespace` at this port, of both versions of IP. It says its port and ends the
-/// connection.
+/// Runs a server in `namespace` at this port, for both IP versions. It sends its port number and
+/// ends the connection.
 pub fn serve(namespace: &Namespace, port: u16) {
     accept(namespace, port, move |mut stream| {
         let _ = stream.write_all(port.to_string().as_bytes());
     });
 }
 
-/// Calls `each` with every connection to the port, in a thread of its own.
+/// Calls `each` with every connection to the port, each in a thread of its own.
 fn accept(namespace: &Namespace, port: u16, each: impl Fn(TcpStream) + Clone + Send + 'static) {
     for ip in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
         let address = SocketAddr::new(ip, port);
         let listener = namespace.run(move || listen(address)).expect("the port is free");
         let each = each.clone();
-        // From within, for a thread is in the namespace of the one that starts it.
+        // Started from within: a new thread is in the namespace of the thread that starts it.
         namespace.run(move || {
             std::thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
@@ -122,14 +122,15 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// What a server says to a client of this user in `namespace`; `None` when there is no connection.
+/// What a server sends to a client of this user in `namespace`; `None` if there is no connection.
 pub fn fetch(namespace: &Namespace, uid: u32, to: SocketAddr) -> Option<String> {
     namespace.run(move || std::thread::spawn(move || ask(uid, to)).join().expect("it ends").ok())
 }
 
 /// Connects from the calling thread's namespace, and reads to the end.
 fn ask(uid: u32, to: SocketAddr) -> io::Result<String> {
-    // The user of a socket is the thread's of that moment; this affects the thread alone.
+    // A socket belongs to the user that its thread has when it is made; only this thread changes
+    // user.
     let before = setfsuid(Uid::from_raw(uid));
     let stream = TcpStream::connect_timeout(&to, PATIENCE);
     setfsuid(before);

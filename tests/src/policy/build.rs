@@ -1,4 +1,4 @@
-//! Policies in few words, for tests that are about many of them.
+//! Short constructors of policies, for tests with many of them.
 
 use super::object::{
     IpBlock, NetworkPolicy, ObjectMeta, PolicyPeer, PolicyPort, PolicyRule, PolicySpec, PortNumber,
@@ -16,7 +16,7 @@ impl NetworkPolicy {
         Self { metadata, spec }
     }
 
-    /// It isolates them for ingress, with these exceptions.
+    /// Isolates the pods for ingress, with these rules.
     #[must_use]
     pub fn ingress(mut self, rules: impl IntoIterator<Item = PolicyRule>) -> Self {
         self.spec.policy_types.get_or_insert_default().push("Ingress".to_owned());
@@ -24,7 +24,7 @@ impl NetworkPolicy {
         self
     }
 
-    /// It isolates them for egress, with these exceptions.
+    /// Isolates the pods for egress, with these rules.
     #[must_use]
     pub fn egress(mut self, rules: impl IntoIterator<Item = PolicyRule>) -> Self {
         self.spec.policy_types.get_or_insert_default().push("Egress".to_owned());
@@ -34,22 +34,22 @@ impl NetworkPolicy {
 }
 
 impl PolicyRule {
-    /// Everything, as `{}` says it.
+    /// A rule that permits everything: `{}`.
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// From these peers.
+    /// A rule that permits these sources.
     pub fn from(peers: impl IntoIterator<Item = PolicyPeer>) -> Self {
         Self { from: Some(peers.into_iter().collect()), ..Self::default() }
     }
 
-    /// To these peers.
+    /// A rule that permits these destinations.
     pub fn to(peers: impl IntoIterator<Item = PolicyPeer>) -> Self {
         Self { to: Some(peers.into_iter().collect()), ..Self::default() }
     }
 
-    /// To these ports alone.
+    /// The same rule for these ports only.
     #[must_use]
     pub fn at(self, ports: impl IntoIterator<Item = PolicyPort>) -> Self {
         Self { ports: Some(ports.into_iter().collect()), ..self }
@@ -62,17 +62,17 @@ impl PolicyPeer {
         Self { pod_selector: Some(pods), ..Self::default() }
     }
 
-    /// All pods of namespaces.
+    /// All pods of the selected namespaces.
     pub fn namespaces(namespaces: LabelSelector) -> Self {
         Self { namespace_selector: Some(namespaces), ..Self::default() }
     }
 
-    /// Pods of namespaces.
+    /// The selected pods of the selected namespaces.
     pub fn both(namespaces: LabelSelector, pods: LabelSelector) -> Self {
         Self { namespace_selector: Some(namespaces), ..Self::pods(pods) }
     }
 
-    /// Addresses.
+    /// A block of addresses with exceptions.
     pub fn block(cidr: impl Into<String>, except: impl IntoIterator<Item = String>) -> Self {
         let block = IpBlock { cidr: cidr.into(), except: except.into_iter().collect() };
         Self { ip_block: Some(block), ..Self::default() }

@@ -1,5 +1,5 @@
-//! Labels, policies and pods that change many times a second, while permitted clients connect and a
-//! forbidden one tries to.
+//! Labels, policies and pods change many times a second, while permitted clients connect and
+//! forbidden ones try to.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::policy::{
     PodSpec, PodStatus, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
 };
 
-/// So many retransmissions of a first packet a client waits for.
+/// A client's patience: long enough for three retransmissions of a SYN.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Role, node and wiring of each pod.
@@ -34,36 +34,37 @@ const PODS: [(&str, usize, Wiring); 5] = [
     ("stranger", 1, Wiring::Routed),
 ];
 
-/// How long everybody pauses.
+/// How long each of them pauses.
 #[derive(Debug, Clone, Copy)]
 pub struct Pauses {
-    /// From one change to the next, if the machine can do as much.
+    /// Between two changes, if the machine is fast enough.
     pub changes: Duration,
-    /// The client, from one connection to the next.
+    /// Between two connections of the client.
     pub client: Duration,
-    /// The strangers, from one datagram to the next.
+    /// Between two datagrams of the strangers.
     pub strangers: Duration,
 }
 
-/// Who says that servers hear clients alone, and that clients reach servers alone.
+/// The kind of policies that permit only clients to reach servers, and clients to reach only
+/// servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChurnedKind {
     /// NetworkPolicies.
     OfNamespace,
-    /// ClusterNetworkPolicies, once by tier Admin and once by both.
+    /// ClusterNetworkPolicies: sometimes of tier Admin alone, sometimes of both tiers.
     OfCluster,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug)]
 pub struct Churned {
     /// How often something was changed.
     pub changes: usize,
     /// How many connections were made, all of them permitted.
     pub made: usize,
-    /// Those that were not made in time, with the reason.
+    /// Connections that were not made in time, with the reason.
     pub refused: Vec<String>,
-    /// Who reached a server and must not.
+    /// Forbidden senders that reached a server.
     pub leaked: Vec<String>,
     /// How long the slowest connection took.
     pub slowest: Duration,
@@ -72,7 +73,8 @@ pub struct Churned {
 }
 
 impl Churned {
-    /// An error unless every permitted client was served, at least `made` times, and nobody else.
+    /// An error unless all connections of permitted clients were made, at least `made`, and nobody
+    /// else reached a server.
     pub fn check(&self, made: usize) -> Result<()> {
         eprintln!("{self:?}");
         ensure!(self.refused.is_empty() && self.leaked.is_empty(), "{self:?}");
@@ -81,7 +83,7 @@ impl Churned {
     }
 }
 
-/// Two nodes with agents, on which something changes again and again for `duration`.
+/// Plays on two nodes with agents; something changes again and again for `duration`.
 pub fn play(label: &str, kind: ChurnedKind, pauses: Pauses, duration: Duration) -> Result<Churned> {
     let mut nodes = TwoNodes::new(label, &Value::Null)?;
     let attach = |(number, (role, node, wiring)): (usize, &(&str, usize, Wiring))| {
@@ -130,11 +132,11 @@ struct Connected {
     slowest: Duration,
 }
 
-/// Connects to one server after the other until it is over.
+/// Connects to one server after the other until `over` is set.
 fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected {
     let mut connected = Connected::default();
-    // A new port each time. What the server's kernel remembers of a connection whose end it has
-    // not seen refuses a second one from the same port (`tcp_timewait_state_process`).
+    // A new port each time. If the server's kernel has not seen the end of an earlier connection,
+    // it refuses a second one from the same port (`tcp_timewait_state_process`).
     let ports = (2000..60_000).cycle();
     for (port, server) in ports.flat_map(|port| servers.iter().map(move |to| (port, to))) {
         if over.load(Ordering::Relaxed) {
@@ -156,7 +158,7 @@ fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected 
     connected
 }
 
-/// Segments that a namespace's TCP has sent again.
+/// How many segments a namespace's TCP has retransmitted.
 fn retransmitted(netns: &Netns) -> Result<u64> {
     let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))??;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
@@ -166,7 +168,7 @@ fn retransmitted(netns: &Netns) -> Result<u64> {
     Ok(value.parse()?)
 }
 
-/// Who changes everything.
+/// Makes the changes.
 struct Churn<'a> {
     manifests: Manifests,
     kind: ChurnedKind,
@@ -174,7 +176,7 @@ struct Churn<'a> {
 }
 
 impl Churn<'_> {
-    /// What stays true all the time: servers hear clients alone, clients reach servers alone.
+    /// Writes what always holds: clients alone reach servers, and clients reach only servers.
     fn begin(&self) -> Result<()> {
         let metadata = ObjectMeta { name: "x".to_owned(), ..ObjectMeta::default() };
         let namespaces = vec![NamespaceObject { metadata }];
@@ -186,7 +188,7 @@ impl Churn<'_> {
         self.put_policies(0)
     }
 
-    /// Changes something after each `pause`; says how often.
+    /// Changes something after each `pause`; returns how many changes were made.
     fn go_on(&self, pause: Duration, duration: Duration) -> Result<usize> {
         let started = Instant::now();
         let mut changes = 0;
@@ -204,7 +206,7 @@ impl Churn<'_> {
         Ok(changes)
     }
 
-    /// A pod's object, with a label that some policies ask for: its identity is another one.
+    /// Changes a pod's label that some policies select by, so the pod gets another identity.
     fn put_pod(&self, number: usize, change: usize) -> Result<()> {
         let (role, node, _) = PODS[number];
         let noise = ["a", "b", "c"][change % 3];
@@ -216,7 +218,7 @@ impl Churn<'_> {
         self.put(&name, PolicyWorld { pods: vec![object], ..PolicyWorld::default() })
     }
 
-    /// Both policies that matter, which say the same in other words.
+    /// Rewrites the two policies that matter: the same meaning in other words.
     fn put_policies(&self, change: usize) -> Result<()> {
         let world = match self.kind {
             ChurnedKind::OfNamespace => policies(change),
@@ -227,7 +229,7 @@ impl Churn<'_> {
         self.put("policies", world)
     }
 
-    /// A policy that comes and goes, and is about nobody here.
+    /// Adds or removes a policy that permits nobody here.
     fn put_other_policy(&self, change: usize) -> Result<()> {
         let mut world = PolicyWorld::default();
         match self.kind {
@@ -248,7 +250,7 @@ impl Churn<'_> {
         self.put("other", world)
     }
 
-    /// Pods of other nodes come and go.
+    /// Adds and removes pods of another node.
     fn put_elsewhere(&self, change: usize) -> Result<()> {
         let address = |number: usize| -> Vec<IpAddr> {
             let number = (number % 250) as u8;
@@ -268,7 +270,7 @@ impl Churn<'_> {
     }
 }
 
-/// Both policies that matter, which say the same in other words.
+/// The two policies that matter: always the same meaning, in words that depend on `change`.
 fn policies(change: usize) -> PolicyWorld {
     let role = |role: &str| LabelSelector::label("role", role);
     let noisy = |value: &str| {
@@ -290,7 +292,7 @@ fn policies(change: usize) -> PolicyWorld {
     PolicyWorld { policies: vec![server, client], ..PolicyWorld::default() }
 }
 
-/// The same by ClusterNetworkPolicies. What one tier passes on, the other one decides alike.
+/// The same as ClusterNetworkPolicies. What tier Admin passes on, tier Baseline decides alike.
 fn tiers(change: usize) -> Vec<ClusterNetworkPolicy> {
     let role = |role: &str| pods(&json!({ "role": role }));
     let clients = match change % 2 {

@@ -1,5 +1,5 @@
-//! The objects, with the fields that NetworkPolicy asks for, as the API and manifests have them.
-//! Nothing is defaulted or checked here: what is wrong in an object stays as it was written.
+//! The objects, with the fields that policies use, as they are in the API and in manifests. Nothing
+//! is defaulted or checked here: invalid values stay as they were written.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub struct PolicyWorld {
     pub pods: Vec<PodObject>,
     /// The policies.
     pub policies: Vec<NetworkPolicy>,
-    /// Those of the cluster's administrators.
+    /// ClusterNetworkPolicies.
     pub tiers: Vec<ClusterNetworkPolicy>,
 }
 
@@ -79,9 +79,7 @@ pub struct NamespaceObject {
 pub struct PodObject {
     /// Names and labels.
     pub metadata: ObjectMeta,
-    /// What it is to be.
     pub spec: PodSpec,
-    /// What it is.
     pub status: PodStatus,
 }
 
@@ -91,10 +89,10 @@ pub struct PodObject {
 pub struct PodSpec {
     /// The node it runs on.
     pub node_name: String,
-    /// Whether it has no network of its own.
+    /// Whether it uses the node's network.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub host_network: bool,
-    /// Those that run before the others, and sidecars.
+    /// The init containers, sidecars among them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub init_containers: Vec<Container>,
     /// Its containers.
@@ -110,7 +108,7 @@ pub struct Container {
     /// `Always` makes a sidecar of an init container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
-    /// The ports that it says it has.
+    /// The ports that it declares.
     pub ports: Vec<ContainerPort>,
 }
 
@@ -151,7 +149,6 @@ pub struct PodIp {
 pub struct NetworkPolicy {
     /// Its names.
     pub metadata: ObjectMeta,
-    /// What it says.
     pub spec: PolicySpec,
 }
 
@@ -159,15 +156,15 @@ pub struct NetworkPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicySpec {
-    /// The pods of its namespace that it is about.
+    /// The pods of its namespace that it selects.
     pub pod_selector: LabelSelector,
     /// `Ingress` and `Egress`; may be missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_types: Option<Vec<String>>,
-    /// What those pods may receive.
+    /// What may reach those pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Vec<PolicyRule>>,
-    /// What those pods may send.
+    /// What those pods may reach.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Vec<PolicyRule>>,
 }
@@ -176,13 +173,13 @@ pub struct PolicySpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyRule {
-    /// Who may send.
+    /// The permitted sources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Vec<PolicyPeer>>,
-    /// Who may receive.
+    /// The permitted destinations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<Vec<PolicyPeer>>,
-    /// To which ports.
+    /// The permitted destination ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<Vec<PolicyPort>>,
 }
@@ -191,13 +188,13 @@ pub struct PolicyRule {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyPeer {
-    /// Which pods.
+    /// The selected pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
-    /// Pods of which namespaces.
+    /// The selected namespaces of pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Which addresses.
+    /// The selected addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_block: Option<IpBlock>,
 }
@@ -208,7 +205,7 @@ pub struct PolicyPeer {
 pub struct IpBlock {
     /// The block.
     pub cidr: String,
-    /// What of it is not meant.
+    /// Ranges within the block that are excluded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<String>,
 }
@@ -240,9 +237,6 @@ pub enum PortNumber {
 
 impl PolicyWorld {
     /// Namespaces, pods and policies as manifests.
-    ///
-    /// # Panics
-    /// Never: these objects have only keys that are texts.
     pub fn manifests(&self) -> Vec<Value> {
         let mut objects = Vec::new();
         let mut add = |version: &str, kind: &str, object: Value| {
@@ -266,7 +260,7 @@ impl PolicyWorld {
             let object = serde_json::to_value(it).expect(value);
             add("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", object);
         }
-        // Other policies do not know Node objects.
+        // Node objects only matter to ClusterNetworkPolicies.
         for NodeObject { name, addresses, labels, pod_cidrs } in
             self.nodes.iter().filter(|_| !self.tiers.is_empty())
         {
@@ -287,7 +281,7 @@ impl PolicyWorld {
         self.pods.iter().find(|pod| pod.metadata.is(namespace, name))
     }
 
-    /// Puts `policy` in the place of the one with its name, if there is one.
+    /// Adds `policy`, or replaces the policy with its name.
     pub fn put_policy(&mut self, policy: NetworkPolicy) {
         let ObjectMeta { namespace, name, .. } = &policy.metadata;
         self.policies.retain(|other| !other.metadata.is(namespace, name));
@@ -296,7 +290,7 @@ impl PolicyWorld {
 }
 
 impl ObjectMeta {
-    /// Whether it is called so.
+    /// Whether it has this namespace and name.
     pub fn is(&self, namespace: &str, name: &str) -> bool {
         self.namespace == namespace && self.name == name
     }

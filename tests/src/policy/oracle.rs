@@ -1,7 +1,7 @@
-//! Which packets NetworkPolicies permit, by the documentation's sentences alone.
+//! Which packets NetworkPolicies permit, by the text of Kubernetes' documentation alone.
 //!
-//! Every question walks all policies: nothing is prepared, shared or kept. What cannot be
-//! understood permits nothing, and isolates all the same.
+//! Every question walks all policies: nothing is prepared, shared or kept. A rule that cannot be
+//! understood permits nothing, and its policy isolates all the same.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,9 +15,9 @@ use crate::packets::probe::Protocol;
 /// A new connection's first packet, addressed to a pod and not to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyPacket {
-    /// Who sends it.
+    /// The sender.
     pub from: IpAddr,
-    /// Who is to receive it.
+    /// The receiver.
     pub to: IpAddr,
     /// What it carries.
     pub transport: Transport,
@@ -28,7 +28,7 @@ pub struct PolicyPacket {
 pub enum Transport {
     /// A protocol with ports, and the destination's port.
     Port(Protocol, u16),
-    /// Anything else, ICMP for one.
+    /// Anything else, such as ICMP.
     Other,
 }
 
@@ -44,14 +44,14 @@ pub fn allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     egress_allowed(world, packet) && ingress_allowed(world, packet)
 }
 
-/// Whether the sender may send it: always, unless it is a pod that is isolated for egress.
+/// Whether the sender may send it: always, unless a policy keeps the sending pod from it.
 pub fn egress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     owner(world, packet.from)
         .is_none_or(|pod| permits_in_tiers(world, pod, Direction::Egress, packet))
 }
 
-/// Whether the receiver may receive it: always, unless it is a pod that is isolated for ingress.
-/// Its own node reaches it in any case.
+/// Whether the receiver may receive it: always, unless a policy keeps it from the receiving pod. A
+/// pod's own node always reaches it.
 pub fn ingress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     owner(world, packet.to).is_none_or(|pod| {
         is_its_node(world, pod, packet.from)
@@ -59,8 +59,8 @@ pub fn ingress_allowed(world: &PolicyWorld, packet: PolicyPacket) -> bool {
     })
 }
 
-/// The pod that has an address. Pods of the host's network are their node, and a pod that has ended
-/// has no address any more. Of two that claim it, the younger one has it.
+/// The pod that has an address. Pods in the host network have their node's address, and a pod that
+/// has ended has no address any more. If two pods claim the address, the younger one has it.
 pub(super) fn owner(world: &PolicyWorld, address: IpAddr) -> Option<&PodObject> {
     let has_it = |pod: &&PodObject| {
         !pod.spec.host_network
@@ -75,8 +75,8 @@ fn is_its_node(world: &PolicyWorld, pod: &PodObject, address: IpAddr) -> bool {
     nodes.any(|node| node.name == pod.spec.node_name && node.addresses.contains(&address))
 }
 
-/// Tier Admin, then NetworkPolicies, then Baseline, unless one of the former isolates the pod for
-/// this direction; then everything passes.
+/// Tier Admin decides first; then NetworkPolicies, if one of them isolates the pod in this
+/// direction, otherwise tier Baseline; what none of them denies passes.
 fn permits_in_tiers(
     world: &PolicyWorld,
     pod: &PodObject,
@@ -95,8 +95,8 @@ fn permits_in_tiers(
     tier::verdict(world, "Baseline", pod, direction, packet) != TierVerdict::Deny
 }
 
-/// Whether no policy isolates the pod in this direction, or one of those that do permits the
-/// packet.
+/// Whether no policy isolates the pod in this direction, or one of the isolating policies permits
+/// the packet.
 fn permits(
     world: &PolicyWorld,
     pod: &PodObject,
@@ -121,7 +121,7 @@ fn permits(
         })
 }
 
-/// A requirement that cannot be understood is no reason to spare a pod.
+/// Requirements that cannot be understood are ignored: the pod is isolated all the same.
 fn isolates(policy: &NetworkPolicy, pod: &PodObject, direction: Direction) -> bool {
     let (selected, _) = policy.spec.pod_selector.held(&pod.metadata.labels);
     policy.metadata.namespace == pod.metadata.namespace
@@ -129,8 +129,8 @@ fn isolates(policy: &NetworkPolicy, pod: &PodObject, direction: Direction) -> bo
         && has_direction(policy, direction)
 }
 
-/// Without `policyTypes` a policy is about ingress, and about egress if it has rules for it. A type
-/// that cannot be understood may be either.
+/// Without `policyTypes` a policy is about ingress, and about egress if it has egress rules. An
+/// unknown type counts as both.
 fn has_direction(policy: &NetworkPolicy, direction: Direction) -> bool {
     let named = policy.spec.policy_types.iter().flatten().collect::<Vec<_>>();
     let has_egress_rules = policy.spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
@@ -161,7 +161,7 @@ fn rule_permits(
             || ports.iter().any(|port| is_port(port, destination, packet.transport)))
 }
 
-/// Exactly one of the three: a block; pods of the policy's own namespace; pods of namespaces.
+/// A peer is exactly one of three: a block, pods of the policy's own namespace, pods of namespaces.
 fn is_peer(
     world: &PolicyWorld,
     policy: &NetworkPolicy,
@@ -187,7 +187,7 @@ fn is_peer(
     }
 }
 
-/// The API server gives every namespace its name as a label that nobody can change.
+/// The namespace's labels. The API server adds its name as a label that nobody can change.
 pub(super) fn namespace_labels(world: &PolicyWorld, name: &str) -> Labels {
     let namespace = world.namespaces.iter().find(|namespace| namespace.metadata.name == name);
     let mut labels =
@@ -196,7 +196,8 @@ pub(super) fn namespace_labels(world: &PolicyWorld, name: &str) -> Labels {
     labels
 }
 
-/// In the block, and in none of its exceptions, which all must lie in it.
+/// Whether an address is in the block and in none of its exceptions, which must all lie in the
+/// block.
 fn in_block(block: &IpBlock, address: IpAddr) -> bool {
     let Some(range) = range(&block.cidr) else { return false };
     let exceptions: Option<Vec<_>> =
@@ -211,7 +212,7 @@ fn in_block(block: &IpBlock, address: IpAddr) -> bool {
         && !exceptions.iter().any(|except| in_range(*except, bits, is_v6))
 }
 
-/// A CIDR: an address as bits, the prefix's length, and whether it is one of IPv6.
+/// A CIDR: the address as bits, the prefix length, and whether it is IPv6.
 pub(super) fn range(cidr: &str) -> Option<(u128, u32, bool)> {
     let (address, length) = cidr.split_once('/')?;
     let (bits, is_v6) = bits(address.parse().ok()?);
@@ -256,7 +257,8 @@ fn is_protocol(written: Option<&str>, protocol: Protocol) -> bool {
     written.unwrap_or("TCP") == protocol.to_string()
 }
 
-/// Whether a container that runs as long as the pod has a port with this name, protocol and number.
+/// Whether a container that runs as long as the pod does has a port of this name, protocol and
+/// number.
 pub(super) fn has_port(pod: &PodObject, name: &str, protocol: Protocol, number: u16) -> bool {
     let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = pod.spec.init_containers.iter().filter(is_sidecar);

@@ -1,4 +1,4 @@
-//! Label selectors, read as the API's documentation of `LabelSelector` says it.
+//! Label selectors, evaluated as the API's documentation of `LabelSelector` says.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub struct LabelSelector {
     /// Labels with exactly these values.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub match_labels: Labels,
-    /// All of them must hold as well.
+    /// Requirements that must all hold as well.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
 }
@@ -48,7 +48,7 @@ impl LabelSelector {
         is_understood.then_some(holds)
     }
 
-    /// Whether those requirements hold that can be understood, and whether all can.
+    /// Whether all requirements that can be understood hold, and whether all can be understood.
     pub fn held(&self, labels: &Labels) -> (bool, bool) {
         let mut holds = self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
         let mut is_understood = true;
@@ -71,7 +71,7 @@ impl Requirement {
             ("NotIn", false) => Some(!listed),
             ("Exists", true) => Some(value.is_some()),
             ("DoesNotExist", true) => Some(value.is_none()),
-            // Another operator, a list of values that is missing, or one that must not be there.
+            // An unknown operator, missing values, or values for an operator that takes none.
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! ClusterNetworkPolicies, and what they say of packets by the API's own text alone.
+//! ClusterNetworkPolicies, and what they say of packets, by the API's own text alone.
 //!
 //! Each question walks the objects as they were written, rule by rule.
 
@@ -17,9 +17,8 @@ use crate::packets::probe::Protocol;
 /// A ClusterNetworkPolicy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterNetworkPolicy {
-    /// Its name.
     pub metadata: ObjectMeta,
-    /// What it says, as it was written.
+    /// `spec`, as it was written.
     pub spec: Value,
 }
 
@@ -30,14 +29,14 @@ impl ClusterNetworkPolicy {
         Self { metadata: ObjectMeta { name: name.to_owned(), ..ObjectMeta::default() }, spec }
     }
 
-    /// With these rules about what its subject may receive.
+    /// The same policy with these ingress rules.
     #[must_use]
     pub fn ingress(mut self, rules: impl IntoIterator<Item = Value>) -> Self {
         self.spec["ingress"] = rules.into_iter().collect();
         self
     }
 
-    /// With these rules about what its subject may send.
+    /// The same policy with these egress rules.
     #[must_use]
     pub fn egress(mut self, rules: impl IntoIterator<Item = Value>) -> Self {
         self.spec["egress"] = rules.into_iter().collect();
@@ -45,17 +44,17 @@ impl ClusterNetworkPolicy {
     }
 }
 
-/// What a tier says of a packet.
+/// The verdict of a tier on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TierVerdict {
     Accept,
     Deny,
-    /// It passes it on, or no rule matches.
+    /// The tier passes the packet on, or no rule matches.
     Nothing,
 }
 
-/// Policies of the tier that select the pod, the lowest number first; the first rule that matches
-/// counts. Equal numbers may come in any order: here it is that of the names.
+/// The first matching rule counts, in policies of the tier that select the pod, the lowest priority
+/// number first. Policies of the same number may be in any order: here they are ordered by name.
 pub(super) fn verdict(
     world: &PolicyWorld,
     tier: &str,
@@ -94,8 +93,8 @@ pub(super) fn verdict(
     TierVerdict::Nothing
 }
 
-/// What is not understood fails closed: Accept matches nothing, and whatever else it may be denies
-/// everything.
+/// The action of a rule that matches the packet. What is not understood fails closed: a rule with
+/// action Accept then matches nothing, and any other rule denies everything.
 fn rule_says(
     world: &PolicyWorld,
     rule: &Value,
@@ -117,7 +116,7 @@ fn rule_says(
     }
 }
 
-/// Whether a rule is about the packet; `None` if it cannot be understood.
+/// Whether a rule matches the packet; `None` if the rule cannot be understood.
 fn matches(
     world: &PolicyWorld,
     rule: &Value,
@@ -190,7 +189,7 @@ fn covers(
         }
         ("nodes", Direction::Egress) => {
             let nodes = selector(value)?;
-            // No pod's address is a node's.
+            // A pod's address never counts as a node's.
             let has_it = |node: &&NodeObject| node.addresses.contains(&address);
             let selected = |node: &NodeObject| holds(&nodes, &node.labels);
             let is_pod = owner(world, address).is_some();
@@ -261,7 +260,7 @@ fn namespaced_pods(value: &Value) -> Option<(LabelSelector, LabelSelector)> {
     Some((namespaces, selector(value.get("podSelector")?)?))
 }
 
-/// A selector all of whose parts can be understood.
+/// A selector, if all its parts can be understood.
 fn selector(value: &Value) -> Option<LabelSelector> {
     has_only(value, &["matchLabels", "matchExpressions"])?;
     let selector: LabelSelector = serde_json::from_value(value.clone()).ok()?;

@@ -1,5 +1,5 @@
 //! Changes while the agent runs, and how long each took from the change to the first connection
-//! that the kernel treats the new way.
+//! that the kernel treats according to it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::slice;
@@ -17,11 +17,10 @@ use crate::node::pod::{Pod, Wiring};
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe};
 
-/// A change that has not taken effect by then never will.
+/// How long a change may take to have an effect.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Connections in a row that no longer reach one of three endpoints by chance alone: one such
-/// series in 10^10.
+/// So many connections in a row miss one of three endpoints by chance only once in 10^10 series.
 const ENOUGH: usize = 60;
 
 const LATE: [Port; 1] = [Port::tcp("http", 80, 8080)];
@@ -39,7 +38,7 @@ pub(super) fn play(node: &mut QuickstartNode, page: &mut Page) -> Result<()> {
     Ok(())
 }
 
-/// A new pod, whose first packet must already be a local pod's.
+/// Adds a pod, whose first packet must already count as a local pod's.
 fn add_pod(node: &QuickstartNode, page: &mut Page) -> Result<Pod> {
     let pod = node.fixture.cluster.add_pod("late", Wiring::Bridged)?;
     serve::start(&pod.netns, &listens(&pod.addresses))?;
@@ -60,7 +59,7 @@ fn add_pod(node: &QuickstartNode, page: &mut Page) -> Result<Pod> {
     Ok(pod)
 }
 
-/// A service that gets its first endpoint and loses it again: refused, answered, refused.
+/// Gives a service its first endpoint and removes it: refused, answered, refused.
 fn appear_and_vanish(
     node: &QuickstartNode,
     page: &mut Page,
@@ -105,7 +104,7 @@ fn appear_and_vanish(
     Ok(())
 }
 
-/// One of three endpoints of a service in use is removed.
+/// Removes one of three endpoints of a service in use.
 fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
     let text = std::fs::read_to_string(node.fixture.cluster.manifests.folder().join("web.yaml"))?;
@@ -129,7 +128,8 @@ fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     rows::spread(node, web, &[Host::Routed, Host::Remote], page)
 }
 
-/// Connects until `now` holds of what came of it; how long after `started` that connection began.
+/// Connects until `now` accepts the outcome; returns how long after `started` that connection
+/// began.
 fn until(
     netns: &Netns,
     to: SocketAddr,

@@ -1,5 +1,5 @@
 //! The quick start's node: a bridged pod, a routed pod, another node's pod and a client outside, in
-//! address ranges that no CIDR could hold together.
+//! address ranges that no CIDR covers.
 
 use std::fs;
 use std::net::IpAddr;
@@ -20,10 +20,10 @@ use crate::node::pod::{BRIDGE, Wiring};
 use crate::packets::probe::Protocol;
 use crate::packets::server::Listen;
 
-/// What the namespaces of a node that was left up are called.
+/// The prefix of the namespaces of a node that is left up.
 const KEPT: &str = "denizen-quickstart";
 
-/// Where its files are.
+/// The folder of its files.
 const KEPT_FOLDER: &str = "/run/denizen-quickstart";
 
 /// The node, up and programmed.
@@ -85,7 +85,7 @@ impl QuickstartNode {
         Ok(())
     }
 
-    /// How to check this node: its CNI configuration is where no other node's is.
+    /// The flags to check this node: its CNI configuration has a folder of its own.
     fn check_flags(&self) -> Result<Vec<String>> {
         let cluster = &self.fixture.cluster;
         let conflists = cluster.world.subfolder("net.d")?;
@@ -103,7 +103,7 @@ impl QuickstartNode {
         Ok(flags.into_iter().chain([node]).collect())
     }
 
-    /// What `denizen-agent check` says of it.
+    /// Runs `denizen-agent check` on the node and shows the result.
     pub(super) fn check(&self, page: &mut Page) -> Result<()> {
         let checked = CheckReport::on(&self.fixture.cluster.world.node, self.check_flags()?)?;
         let [ok, warnings, failures] =
@@ -115,7 +115,7 @@ impl QuickstartNode {
         Ok(())
     }
 
-    /// Whose address that is, for a person.
+    /// The name of an address's owner, for people.
     pub(super) fn owner(&self, address: IpAddr) -> &'static str {
         match self.fixture.owner(address) {
             Some(Host::Bridged) => "bridged pod",
@@ -127,7 +127,7 @@ impl QuickstartNode {
         }
     }
 
-    /// Leaves everything up, and says how to play with it and how to take it away.
+    /// Leaves everything up, and says how to use it and how to remove it.
     pub(super) fn leave(mut self, page: &mut Page) -> Result<()> {
         page.title("The node is left up");
         let check = self.check_flags()?.join(" ");
@@ -184,7 +184,7 @@ fn cluster(keep: bool) -> Result<Cluster> {
     }
     let there = netns::names_with(KEPT);
     ensure!(there.is_empty(), "a node is still up: `tests/quickstart --cleanup` takes it away");
-    // What a run that failed half way left: an old state file would bring its pods back.
+    // Files of a run that failed half way: an old state file would bring its pods back.
     let _ = fs::remove_dir_all(KEPT_FOLDER);
     fs::create_dir_all(KEPT_FOLDER)?;
     Cluster::named(KEPT, Path::new(KEPT_FOLDER), &wait)
@@ -207,7 +207,7 @@ fn apply_examples(manifests: &Manifests) -> Result<()> {
     Ok(())
 }
 
-/// Every port that an example sends anybody to.
+/// Every port that is a target port in an example.
 pub(super) fn listens(addresses: &[IpAddr]) -> Vec<Listen> {
     let ports = [(Protocol::Tcp, 8080), (Protocol::Udp, 5353), (Protocol::Tcp, 5354)];
     let at = |address: &IpAddr| {

@@ -1,8 +1,8 @@
-//! What the quick start prints: titles, one aligned table, and a count of what was not as expected.
+//! What the quick start prints: titles, one aligned table, and the number of unexpected results.
 
 use std::fmt::Display;
 
-/// Prints as it goes, and remembers what went wrong.
+/// Prints at once, and counts what went wrong.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     checked: usize,
@@ -18,7 +18,7 @@ pub(super) struct Line {
     pub(super) saw: String,
     pub(super) masqueraded: &'static str,
     pub(super) why: Vec<String>,
-    /// What it should have been, where it was not.
+    /// What was expected instead, if the result is wrong.
     pub(super) wrong: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl Page {
         println!("  {text}");
     }
 
-    /// The table, and below it the reasons that its last column numbers.
+    /// Prints the table, and below it the reasons that its last column refers to by number.
     pub(super) fn table(&mut self, lines: &[Line]) {
         let mut reasons: Vec<&str> = Vec::new();
         for why in lines.iter().flat_map(|line| &line.why) {
@@ -64,7 +64,7 @@ impl Page {
         }
     }
 
-    /// Counts something checked, and prints what was wrong with it.
+    /// Counts a check, and prints what was wrong, if anything was.
     pub(super) fn check(&mut self, wrong: Option<&str>) {
         self.checked += 1;
         if let Some(wrong) = wrong {

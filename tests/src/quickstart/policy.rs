@@ -15,7 +15,7 @@ use crate::node::pod::Pod;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Protocol};
 
-/// A policy that is not in force by then never will be.
+/// How long a policy may take to be in force.
 const BOUND: Duration = Duration::from_secs(5);
 
 const POLICY: &str = "\
@@ -29,8 +29,8 @@ spec:
       ports: [{ port: 8080 }]
 ";
 
-/// A pod's object as the API server has it: the labels are what a policy goes by, and the UID is
-/// the one that the runtime passed to the plugin.
+/// A pod's object as the API server has it, with the labels that policies select by, and the UID
+/// that the runtime passed to the plugin.
 fn object(pod: &Pod, name: &str, app: &str) -> Value {
     let uid = format!("uid-{}", pod.netns.name());
     json!({
@@ -62,7 +62,7 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     in_force(0).map(drop)
 }
 
-/// Connects to the bridged pod as `who`, and shows what came of it and why.
+/// Connects to the bridged pod as `who`, and shows the outcome and the reason.
 fn connect(node: &QuickstartNode, page: &mut Page, who: Host, expected: &str) -> Result<()> {
     let web = SocketAddr::new(ip("10.10.0.2"), 8080);
     let (source, interface) = (node.fixture.address(who, web.ip())?, node.fixture.place(who).1);

@@ -1,4 +1,4 @@
-//! The connections of the quick start, and what should become of each.
+//! The connections of the quick start, and their expected outcomes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use crate::node::fixture::Host;
 use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe, Protocol};
 
-/// Connections by which the even spread over endpoints is shown.
+/// How many connections show the even spread over endpoints.
 const SPREAD: usize = 300;
 
 /// A connection to make.
@@ -24,7 +24,7 @@ struct ConnectionRow {
     expect: Expect,
 }
 
-/// What should become of it.
+/// The expected outcome of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Expect {
     /// One of these pods answers; `masquerade` says whether it sees the node as the source.
@@ -35,7 +35,7 @@ enum Expect {
     Refused,
 }
 
-/// Where the example services are, by family.
+/// The addresses of the example services, in one family.
 struct Services {
     web: IpAddr,
     dns: IpAddr,
@@ -135,7 +135,8 @@ fn send(node: &QuickstartNode, row: &ConnectionRow) -> Result<Line> {
     } else {
         (format!("{outcome:?}").to_lowercase(), "-".to_owned(), "-")
     };
-    // What names an address is of this connection; what does not is a reason that others share.
+    // A step that contains an address is particular to this connection; the others are shared
+    // reasons.
     let general = explained
         .steps
         .iter()
@@ -159,7 +160,7 @@ fn reason(step: &ExplanationStep) -> String {
     format!("{}: {}", step.what, step.why)
 }
 
-/// Two connections explained to the end.
+/// Shows the full explanation of two connections.
 fn explain_in_full(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let rows = rows(&services()[0]);
     for row in rows
@@ -181,7 +182,7 @@ fn explain_in_full(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     Ok(())
 }
 
-/// A connection that starts on the node has the node's address with or without masquerade.
+/// Whether a connection was masqueraded. One that starts on the node has its address in any case.
 fn was_masqueraded(row: &ConnectionRow, seen: IpAddr, source: IpAddr) -> bool {
     seen != source
         || (row.from == Host::ThisNode
@@ -202,7 +203,7 @@ fn wrong(
                 .map(|who| node.fixture.address(*who, row.to.ip()))
                 .collect::<Result<Vec<_>>>()?;
             let nodes = node.fixture.cluster.world.node_addresses()?;
-            // A pod that is handed to itself is masqueraded whatever else holds.
+            // A pod that reaches itself is masqueraded in any case.
             let masquerade = *masquerade || endpoint.ip() == source;
             let source_is_right =
                 if masquerade { nodes.contains(&seen.ip()) } else { seen.ip() == source };
@@ -213,7 +214,7 @@ fn wrong(
     Ok((!right).then(|| format!("{outcome:?} instead of {:?}", row.expect)))
 }
 
-/// What `explain` says otherwise than the packet did.
+/// How `explain` disagrees with the expected outcome.
 fn disagreement(row: &ConnectionRow, explained: &Explanation) -> Option<String> {
     let service = explained.service.is_some();
     let expected = match &row.expect {
@@ -226,7 +227,8 @@ fn disagreement(row: &ConnectionRow, explained: &Explanation) -> Option<String> 
         .then(|| format!("explain says {}, masquerade {}", explained.verdict, explained.masquerade))
 }
 
-/// Many connections of the bridged pod to `to`: each of `by` should answer about as many.
+/// Makes many connections of the bridged pod to `to`: all of `by` should answer about equally
+/// often.
 pub(super) fn spread(
     node: &QuickstartNode,
     to: SocketAddr,

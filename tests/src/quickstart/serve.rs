@@ -1,5 +1,5 @@
-//! The servers of the quick start's pods: processes of their own, so that they outlive it when it
-//! is asked to leave the node up.
+//! The servers of the quick start's pods: separate processes, so that they go on running if the
+//! node is left up.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ use crate::packets::server::{Listen, Server};
 /// The argument that makes this program such a process.
 pub const WORD: &str = "serve";
 
-/// What it prints once it answers.
+/// What such a process prints once it answers.
 const READY: &str = "ready";
 
 /// Starts a process inside `netns` that answers at `listens` until it is killed, as it is when the
@@ -30,7 +30,7 @@ pub fn start(netns: &Netns, listens: &[Listen]) -> Result<()> {
     Ok(())
 }
 
-/// What that process does.
+/// The main function of that process.
 pub fn main(listens: &[String]) -> Result<()> {
     let listens = listens.iter().map(|text| text.parse()).collect::<Result<Vec<_>>>()?;
     let _server = Server::start_here(&listens)?;

@@ -24,7 +24,7 @@ pub struct CheckedNode {
 }
 
 impl CheckedNode {
-    /// One that forwards packets, with a Node object and a CNI configuration.
+    /// A node that forwards packets, with a Node object and a CNI configuration.
     pub fn new(label: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let manifests = Manifests::in_folder(&folder.path().join("manifests"))?;
@@ -39,19 +39,19 @@ impl CheckedNode {
         Ok(node)
     }
 
-    /// One of its files.
+    /// The path of one of the node's files.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The flags that lead to its files, but for those that lead to its objects.
+    /// The flags for the node's files, without the one for its manifests.
     pub fn flags(&self) -> Vec<String> {
         let at = |flag: &str, name| format!("--{flag}={}", self.path(name).display());
         let node = format!("--node-name={NODE}");
         vec!["--pre".to_owned(), node, at("run-dir", "run"), at("cni-conf-dir", "cni")]
     }
 
-    /// All that lead to it, and more.
+    /// The flags for the node's files and its manifests, and these flags.
     pub fn all_flags(&self, flags: &[&str]) -> Vec<String> {
         let manifests = format!("--manifests={}", self.manifests.folder().display());
         let flags = flags.iter().map(|flag| (*flag).to_owned());

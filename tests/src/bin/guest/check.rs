@@ -10,10 +10,10 @@ use denizen_tests::agent::check::CheckedNode;
 use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::netns::checked;
 
-/// Each is made, found, and undone.
+/// Makes each fault, expects `check` to find it, and undoes it.
 pub(crate) fn faults_are_found() -> Result<()> {
     let node = CheckedNode::new("guest-check")?;
-    // What it needs is loaded by now.
+    // The modules that a healthy node needs are loaded by now.
     node.check(&[])?.ensure_well()?;
     without(&node, "nf_conntrack_netlink", ["conntrack-netlink", "failure", "cannot be deleted"])?;
     without(&node, "br_netfilter", ["br-netfilter", "warning", "br_netfilter is not loaded"])?;
@@ -28,7 +28,7 @@ pub(crate) fn setting(name: &str, value: &str) -> Result<()> {
     fs::write(&path, value).with_context(|| format!("{value} to {path}"))
 }
 
-/// The kernel has no such module, nor one that it could load.
+/// `check` without this module: it is unloaded, and the kernel cannot load it again.
 fn without(node: &CheckedNode, module: &str, [name, verdict, words]: [&str; 3]) -> Result<()> {
     let loader = fs::read_to_string("/proc/sys/kernel/modprobe")?;
     checked(Command::new("modprobe").args(["-r", module]))?;
@@ -39,7 +39,7 @@ fn without(node: &CheckedNode, module: &str, [name, verdict, words]: [&str; 3]) 
     found?.ensure_only(name, verdict, words)
 }
 
-/// How many connections the node has.
+/// How many entries the node's conntrack table has.
 const CONNECTIONS: u32 = 100;
 
 fn room(node: &CheckedNode) -> Result<()> {

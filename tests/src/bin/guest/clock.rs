@@ -1,4 +1,5 @@
-//! The machine's clock jumps by years: pods come all the same, and the agent's times follow it.
+//! The machine's clock jumps by years: pods can still be added, and the agent's times follow the
+//! clock.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 /// A day in seconds.
 const DAY: i64 = 86_400;
 
-/// An emulated processor has others to work for.
+/// An emulated processor is slow, and other tests use the machine too.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(crate) fn jumps() -> Result<()> {
@@ -35,7 +36,7 @@ pub(crate) fn jumps() -> Result<()> {
         let pod = cluster.add_pod(&format!("p{round}"), Wiring::Routed)?;
         ensure!(is_local(&pod), "not programmed when ADD returned, after {days} days");
         pods.push(pod);
-        // A sync is reported when the search for its connections is over.
+        // A sync is reported only after the search for stale flows that follows it.
         let now = agent.until("it is known, and the sync is reported", PATIENCE, |status| {
             status["pods"] == pods.len() && year(status) != years.last().cloned()
         })?;

@@ -1,5 +1,5 @@
-//! A node that a kube-proxy in ipvs mode serves, with clients and connections that must not notice
-//! who does.
+//! A node that a kube-proxy in ipvs mode serves, or denizen. Its clients and connections must not
+//! notice a change from one to the other.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -26,24 +26,24 @@ use serde_json::json;
 const FRONTEND: Port = Port::tcp("frontend", 80, PORT).at_node(NODE_PORT);
 const NODE_PORT: u16 = 30_080;
 
-/// The addresses by which both know the node's ports.
+/// The node's addresses at which both kube-proxy and denizen serve node ports.
 const NODE: [&str; 2] = ["192.168.0.2", "2001:db8::1"];
 
-/// Those whose connections nothing may disturb. (A connection of the node's own, to a service's
-/// address that the node has too, comes from that very address, and ends with it.)
+/// The hosts whose connections nothing may disturb. (A connection from the node itself to a service
+/// address that the node also has comes from that very address, and ends with it.)
 const OTHERS: [Host; 3] = [Host::Bridged, Host::Routed, Host::Outside];
 
-/// Those of them who connect all the time: the emulated processor has work for two.
+/// The hosts that connect all the time: the emulated processor can work for two.
 const CLIENTS: [Host; 2] = [Host::Bridged, Host::Outside];
 
-/// Between two connections of each: an emulated processor takes a third of that for one, and has
-/// others to work for.
+/// Pause between two connections of a client. An emulated processor needs a third of this for one
+/// connection, and has other work too.
 const PAUSE: Duration = Duration::from_millis(15);
 
 /// An emulated processor has to load the kernel's modules first, and clients keep it busy.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What every pod but the node's own serves, by the same addresses as kube-proxy has it.
+/// The services, and the virtual servers by which kube-proxy serves them at the same addresses.
 pub(crate) struct GuestContext {
     fixture: Fixture,
     servers: Vec<VirtualServer>,
@@ -54,12 +54,12 @@ impl GuestContext {
         let fixture = long_connection::fixture(label)?;
         let manifests = &fixture.cluster.manifests;
         manifests.put("frontend", &fixture.service("frontend", 12, &[FRONTEND], &MEMBERS)?)?;
-        // What the clients leave behind would fill the table; a flow that stays is one for as long
-        // as it may take.
+        // Closed connections of the clients would fill the conntrack table. A UDP flow must stay
+        // tracked for as long as a test may take.
         let node = &fixture.cluster.world.node;
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
-        // The kernel notes late that a link is up, and then gives it an address of its own.
+        // The kernel notices with a delay that a link is up, and then adds the link-local address.
         eventually("the node has all its addresses", PATIENCE, || {
             let own = node.output("ip", &["-o", "addr", "show", "dev", "eth0", "scope", "link"])?;
             Ok(own.lines().count() == 2 && !own.contains("tentative"))
@@ -118,7 +118,7 @@ impl GuestContext {
         &self.fixture.cluster.world.node
     }
 
-    /// Its kube-proxy, which has not started yet.
+    /// The node's kube-proxy, which has not started yet.
     pub(crate) fn ipvs(&self, variant: Variant) -> Ipvs<'_> {
         Ipvs { node: self.node(), variant, servers: self.servers.clone() }
     }
@@ -133,7 +133,7 @@ impl GuestContext {
         Ok(agent)
     }
 
-    /// `denizen-agent cleanup`; what it said.
+    /// Runs `denizen-agent cleanup`; returns what it printed.
     pub(crate) fn cleanup(&self, flags: &[&str]) -> Result<String> {
         let mut cleanup = Command::new(binary::ours("denizen-agent")?);
         cleanup.arg("cleanup").args(flags);
@@ -141,13 +141,13 @@ impl GuestContext {
         Ok(String::from_utf8_lossy(&said.stdout).into_owned())
     }
 
-    /// Connections that stay.
+    /// Opens a connection from each of [`OTHERS`] to `echo`.
     pub(crate) fn lasting(&self) -> Result<Vec<LongConnection>> {
         let open = |who: &Host| LongConnection::open(self.fixture.place(*who).0, echo());
         OTHERS.iter().map(open).collect()
     }
 
-    /// A flow of UDP that stays.
+    /// A UDP flow to `web`.
     pub(crate) fn flow(&self) -> Result<KeptFlow> {
         let to = SocketAddr::new(service_ips(10)[0], 80);
         let (from, source) =
@@ -172,7 +172,7 @@ impl GuestContext {
         Ok(load)
     }
 
-    /// Does `work` while clients connect; none of them may notice, nor the streams.
+    /// Does `work` while clients connect; no connection may fail, and no stream may break.
     pub(crate) fn unnoticed<T>(
         &self,
         streams: &mut [LongConnection],
@@ -190,7 +190,7 @@ impl GuestContext {
         Ok(done)
     }
 
-    /// Everyone connects everywhere, the node too; how many connections that were.
+    /// All hosts connect to all services, the node too; returns how many connections that were.
     pub(crate) fn everyone(&self, what: &str) -> Result<u64> {
         let load = self.load(&[&OTHERS[..], &[Host::ThisNode]].concat())?;
         thread::sleep(Duration::from_millis(300));

@@ -12,13 +12,14 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};
 
-/// Where mountd listens, which NFS asks first.
+/// The port of mountd, which an NFS mount contacts first.
 const MOUNTD: u16 = 20048;
 
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// No rule takes it for the proxy's, whoever mounts; a port that is skipped is not redirected.
+/// No rule mistakes the kernel's connection for the proxy's, whichever user mounts. A port that is
+/// skipped is not redirected.
 pub(crate) fn is_redirected_unless_its_port_is_skipped() -> Result<()> {
     let to = mounts_from("nfs-mesh", &json!({ "profile": "linkerd" }), 4140)?;
     ensure!(to.port() == MOUNTD, "redirected, with {to} as its destination");
@@ -28,8 +29,8 @@ pub(crate) fn is_redirected_unless_its_port_is_skipped() -> Result<()> {
     Ok(())
 }
 
-/// Mounts from within a pod with this `redirect`. The original destination of the connection that
-/// the pod or the node, which is the server, gets at `port`.
+/// Mounts from within a pod with this `redirect`; the server is the node. Returns the original
+/// destination of the connection that the node, or the proxy in the pod, gets at `port`.
 fn mounts_from(name: &str, redirect: &Value, port: u16) -> Result<SocketAddr> {
     let (node, pod) = (Netns::new(name)?, Netns::new(&format!("{name}-pod"))?);
     pod.ip("link set lo up")?;
@@ -65,7 +66,7 @@ fn listen(netns: &Netns, port: u16) -> Result<Receiver<SocketAddr>> {
                     let ip = Ipv4Addr::from(u32::from_be(to.sin_addr.s_addr));
                     Ok(SocketAddr::new(ip.into(), u16::from_be(to.sin_port)))
                 }
-                // Nothing was translated.
+                // The destination was not translated.
                 Err(_) => stream.local_addr(),
             };
             if let Ok(to) = to {
@@ -76,7 +77,7 @@ fn listen(netns: &Netns, port: u16) -> Result<Receiver<SocketAddr>> {
     Ok(receive)
 }
 
-/// By what `mount.nfs` would give the kernel.
+/// Mounts with the options that `mount.nfs` would give the kernel.
 fn mount_nfs(server: Ipv4Addr, at: &std::path::Path) {
     let options = format!(
         "vers=3,proto=tcp,port=2049,addr={server},mountproto=tcp,mountvers=3,mountport={MOUNTD},\

@@ -1,5 +1,5 @@
-//! The first process of the guest that [`denizen_tests::kernel::vm`] boots: plays what the tests' own
-//! kernel cannot, says what came of it, and switches the guest off.
+//! The first process of the guest that [`denizen_tests::kernel::vm`] boots: plays what the tests'
+//! own kernel cannot, prints the results, and switches the guest off.
 
 #![allow(
     clippy::disallowed_methods,
@@ -32,10 +32,10 @@ use denizen_tests::quickstart;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-/// What is played, and how it is called.
+/// A play: what it is called, and its function.
 type Play = (&'static str, fn() -> Result<()>);
 
-/// What one guest plays, in this order, by the word that asks for it.
+/// What one guest plays, in this order, by the word that chooses the boot.
 const BOOTS: [(&str, &[Play]); 5] = [
     (vm::NODE, &NODE),
     (vm::IPVS, &IPVS),
@@ -44,7 +44,7 @@ const BOOTS: [(&str, &[Play]); 5] = [
     (vm::BENCH, &BENCH),
 ];
 
-/// A node as many are.
+/// An ordinary node.
 const NODE: [Play; 12] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
@@ -96,19 +96,19 @@ const IPVS: [Play; 23] = [
 const WITHOUT_IPV6: [Play; 1] =
     [("every backend serves without IPv6", single::every_backend_serves)];
 
-/// Two processors.
+/// For a guest with two processors.
 const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
 
 /// What `cargo bench` measures.
 const BENCH: [Play; 1] = [("ten thousand services", ipvs::cost::measure)];
 
-/// Modules that nothing asks the kernel for: kube-proxy loads the ones, a node's setup the other.
+/// Modules that the kernel loads for nobody: kube-proxy loads the first, a node's setup the second.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
-        // The quick start's pods execute the program that it is in.
+        // The quick start's pods execute the program that the quick start is in: here, this one.
         Some(quickstart::serve::WORD) => quickstart::serve::main(&arguments[1..]),
         _ if std::process::id() == 1 => boot(),
         _ => Err(anyhow::anyhow!(
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
 
 /// Switches the guest off, whatever came of it: the kernel panics when its first process ends.
 fn boot() -> Result<()> {
-    // Nobody outside knows the guest's time.
+    // The bound counts the guest's time, which nobody outside can read.
     thread::spawn(|| {
         thread::sleep(vm::bound());
         println!("the guest did not end within {:?}", vm::bound());
@@ -179,14 +179,15 @@ fn busy() -> Duration {
     )
 }
 
-/// Its checks, with everything that they execute, by a kernel that many nodes have.
+/// The quick start's checks, with everything that they execute, on a kernel that many nodes have.
 fn the_quick_start() -> Result<()> {
     let code = quickstart::run(false)?;
     ensure!(code == ExitCode::SUCCESS, "its checks failed");
     Ok(())
 }
 
-/// What a booted machine has. `/tmp` stays as it was packed: this repository may lie below it.
+/// Mounts what a booted machine has. `/tmp` stays as it was packed: this repository may lie below
+/// it.
 fn ready() -> Result<()> {
     let mounts = [
         ("proc", "/proc"),

@@ -11,10 +11,10 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Protocol;
 use serde_json::{Value, json};
 
-/// The number of the cluster's DNS.
+/// The number of the cluster's DNS among [`service_ips`].
 const DNS: u8 = 10;
 const DNS_PORT: u16 = 53;
-/// Whose questions the cache answers.
+/// The hosts whose questions the cache answers.
 const CLIENTS: [Host; 3] = [Host::Bridged, Host::Routed, Host::ThisNode];
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 

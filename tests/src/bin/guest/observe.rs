@@ -1,4 +1,4 @@
-//! What packets do, followed on a kernel that many nodes have: each kernel tells it in its own way.
+//! Packets are followed on a kernel that many nodes have: kernels differ in how they report them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Whose packets, and what becomes of those to the service of this number.
+/// A client, the number of the service that it connects to, and what becomes of its packet.
 const PACKETS: [(Host, u8, &str); 3] =
     [(Host::Bridged, 10, "sent"), (Host::Outside, 10, "sent"), (Host::Outside, 99, "refused")];
 

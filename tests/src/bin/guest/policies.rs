@@ -7,7 +7,7 @@ use anyhow::Result;
 use denizen_tests::policy::churn::{self, ChurnedKind, Pauses};
 use denizen_tests::test_length;
 
-/// A hundred changes a second. The emulated processors can do as much if nobody else keeps them
+/// A hundred changes a second. The emulated processors can do as much if nothing else keeps them
 /// busy all the time.
 const PAUSES: Pauses = Pauses {
     changes: Duration::from_millis(10),
@@ -15,8 +15,9 @@ const PAUSES: Pauses = Pauses {
     strangers: Duration::from_millis(50),
 };
 
-/// For a quarter of the time that others take, since an emulated node takes half a minute to be set
-/// up, but never for less than this: on a busy machine, two connections took a second.
+/// The least duration. This play takes a quarter of the time of other tests, since an emulated node
+/// takes half a minute to be set up, but no less than this: on a busy machine, two connections took
+/// a second.
 const SHORTEST: Duration = Duration::from_secs(5);
 
 pub(crate) fn change() -> Result<()> {

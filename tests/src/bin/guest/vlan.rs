@@ -19,20 +19,21 @@ use serde_json::{Value, json};
 
 const BRIDGE: &str = "br0";
 
-/// What has not happened by then never will, on an emulated processor.
+/// How long anything may take on an emulated processor.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// VLAN 7, which the plugin joins the node to by a veth, as it does where nothing else is there.
+/// VLAN 7: the node has no device in it, so the plugin in front joins the node to it by a veth.
 const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64", "fd00:10:7::1")];
 
 /// VLAN 8, for which the bridge has a VLAN device.
 const DEVICE: [(&str, &str); 2] = [("10.8.0.0/16", "10.8.0.1"), ("fd00:10:8::/64", "fd00:10:8::1")];
 
-/// Attached by the real plugin in front, recorded with their input interface, and detected by it.
+/// Pods that the real plugin in front attaches are recorded with their input interface, and
+/// detected by it.
 pub(crate) fn pods_are_local() -> Result<()> {
     let cluster = Cluster::new("vlan", &Value::Null)?;
     let node = &cluster.world.node;
-    // Else the rules see their packets already at the bridge.
+    // Otherwise the rules see the pods' packets already at the bridge.
     for key in ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"] {
         node.sysctl(&format!("net.bridge.{key}"), "0")?;
     }
@@ -89,8 +90,8 @@ fn attached(
     Ok(pod)
 }
 
-/// IP rules do not see what the bridge hands on in a VLAN: whom a policy restricts is cut off from
-/// its neighbours there, and the node still reaches it.
+/// IP rules do not see what the bridge forwards within a VLAN: a pod that a policy restricts is cut
+/// off from its neighbours there, and the node still reaches it.
 pub(crate) fn isolated_pods_are_cut_off() -> Result<()> {
     let cluster = Cluster::new("vlan-policy", &Value::Null)?;
     let node = &cluster.world.node;

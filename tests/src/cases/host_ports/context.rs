@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use denizen_state::RunDir;
 use serde_json::{Value, json};
 
-/// What has not happened by then never will. An emulated processor takes its time.
+/// How long anything may take. An emulated processor takes its time.
 pub const BOUND: Duration = Duration::from_secs(60);
 
 /// Who serves services.
@@ -30,7 +30,7 @@ pub enum Services {
 }
 
 impl Services {
-    /// Everybody who serves on the kernel under the tests. The guest's also has ipvs.
+    /// All that can serve on the kernel under the tests. The guest's kernel also has ipvs.
     pub const ALL: [Self; 4] = [
         Self::By(Backend::Nftables),
         Self::By(Backend::IptablesLegacy),
@@ -38,7 +38,7 @@ impl Services {
         Self::Off,
     ];
 
-    /// Those that Denizen serves.
+    /// The same, where denizen serves.
     pub const SERVED: [Self; 3] = [
         Self::By(Backend::Nftables),
         Self::By(Backend::IptablesLegacy),
@@ -57,7 +57,7 @@ impl Services {
 pub struct Context {
     /// The agent. It ends before its node does.
     pub agent: Agent,
-    /// Who else is there.
+    /// The node, its pods and the other hosts.
     pub fixture: Fixture,
     label: String,
     services: Services,
@@ -96,7 +96,7 @@ impl Context {
         Ok(Self { agent, fixture, label: label.to_owned(), services })
     }
 
-    /// From now on there is an agent with these flags.
+    /// Replaces the agent by one with these flags.
     pub fn restart_with(&mut self, flags: &[&str]) -> Result<()> {
         self.agent.stop_now();
         let settings = settings(&self.fixture, self.services, flags);
@@ -104,17 +104,15 @@ impl Context {
         Ok(())
     }
 
-    /// Who serves services.
     pub fn services(&self) -> Services {
         self.services
     }
 
-    /// The node.
     pub fn node(&self) -> &Netns {
         &self.fixture.cluster.world.node
     }
 
-    /// The agent is killed. The next one has not programmed anything yet.
+    /// Kills the agent and starts another one, without waiting until it has programmed anything.
     pub fn restart_agent(&mut self) -> Result<()> {
         let settings = self.agent.settings().clone();
         self.agent.stop_now();
@@ -152,7 +150,7 @@ impl Context {
         Ok(Asking { pod, _server: server })
     }
 
-    /// The DELs of these pods, after which nothing of them is programmed.
+    /// Runs the DELs of these pods, after which nothing of them is programmed.
     pub fn end(&self, asking: impl IntoIterator<Item = Asking>) -> Result<()> {
         asking.into_iter().try_for_each(|asking| {
             self.is_removed(&asking.pod.forget_last(self.node())?)?;
@@ -160,8 +158,9 @@ impl Context {
         })
     }
 
-    /// Nothing is programmed of a pod whose DEL printed `output`. Half a second is the most that it
-    /// waits for an agent, which may get no processor for longer: then the DEL says so.
+    /// Waits until nothing is programmed of a pod whose DEL printed `output`. A DEL waits at most
+    /// half a second for the agent, which may get no processor for longer: then the DEL prints
+    /// that.
     pub fn is_removed(&self, output: &str) -> Result<()> {
         if output.is_empty() {
             return Ok(());
@@ -172,12 +171,12 @@ impl Context {
         })
     }
 
-    /// The addresses of the node: its first of each family, then its second ones.
+    /// The node's addresses: its first and second one of IPv4, then those of IPv6.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.fixture.cluster.world.addresses().node
     }
 
-    /// The same at a port.
+    /// The node's addresses at a port.
     pub fn at(&self, port: u16) -> impl Iterator<Item = SocketAddr> {
         self.addresses().iter().map(move |ip| SocketAddr::new(*ip, port))
     }
@@ -221,19 +220,19 @@ impl Context {
         Ok(self.node().output("nft", &["list", "tables"])?.contains("denizen-host-ports"))
     }
 
-    /// That it has none, at the end.
+    /// Waits until the node has no table for host ports.
     pub fn has_no_tables_soon(&self) -> Result<()> {
         eventually("the tables are gone", BOUND, || Ok(!self.has_tables()?))
     }
 
-    /// What `status` says is not served as asked for.
+    /// The host ports that `status` says are not served as asked for.
     pub fn conflicts(&self) -> Result<Vec<String>> {
         let status = self.agent.status()?;
         Ok(serde_json::from_value(status["hostPorts"]["conflicts"].clone())?)
     }
 }
 
-/// A patient question of the node itself.
+/// A probe from the node itself, with the usual patience.
 pub fn of_node(protocol: Protocol, from: IpAddr, to: SocketAddr) -> Probe {
     Probe { protocol, ..Probe::tcp(to) }.from(from)
 }

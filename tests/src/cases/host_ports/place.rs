@@ -14,7 +14,8 @@ use crate::node::pod::Wiring;
 use crate::node::world::{host_length, ip};
 use crate::packets::probe::Protocol;
 
-/// At the node's second addresses, and refused at the first.
+/// A host port with a hostIP is served at the node's second addresses, and refused at the first
+/// ones.
 pub fn a_host_ip_is_served_there_alone(context: &Context) -> Result<()> {
     let ports =
         json!([port_at(8080, "tcp", "192.168.1.2"), port_at(8080, "tcp", "2001:db8:1::2"),]);
@@ -30,7 +31,7 @@ pub fn a_host_ip_is_served_there_alone(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// A hostIP that is no address of the node yet, and none.
+/// Ports with a hostIP that is not an address of the node yet, and one without a hostIP.
 pub fn an_address_that_comes_later_is_served_soon(context: &Context) -> Result<()> {
     let cases = [("192.168.9.9", "192.168.9.9:8081"), ("2001:db8:9::9", "[2001:db8:9::9]:8081")];
     let mut ports = vec![port_at(8082, "tcp", "")];
@@ -63,7 +64,7 @@ pub fn an_address_that_comes_later_is_served_soon(context: &Context) -> Result<(
     context.end([asking])
 }
 
-/// What a pod sends to somebody else's address is not the node's business.
+/// What a pod sends to another host's address is not redirected, even if that is a hostIP.
 pub fn a_host_ip_of_others_leaves_them_alone(context: &Context) -> Result<()> {
     let world = &context.fixture.cluster.world;
     let others = [ip("1.1.1.1"), ip("2606:4700::1111")];
@@ -89,7 +90,7 @@ pub fn a_host_ip_of_others_leaves_them_alone(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// `0.0.0.0` is every address of IPv4, `::` of IPv6, and none of both.
+/// `0.0.0.0` stands for every IPv4 address, `::` for every IPv6 address, and no hostIP for both.
 pub fn the_unspecified_addresses_stand_for_their_family(context: &Context) -> Result<()> {
     let ports = json!([
         port_at(8081, "tcp", "0.0.0.0"),
@@ -122,7 +123,7 @@ pub fn each_protocol_and_host_ip_has_its_own_pod(context: &Context) -> Result<()
         let ports = asked.map(|to| port_at(8080, protocol, &to.ip().to_string()));
         pods.push(context.asks(name, Wiring::Bridged, &json!(ports))?);
     }
-    // And one that takes what they leave.
+    // And a pod without a hostIP, which gets what the others leave.
     let ports = json!([port_at(8080, "tcp", ""), port_at(8080, "udp", "")]);
     pods.push(context.asks("d", Wiring::Routed, &ports)?);
     for (first, second, bridge) in families {

@@ -18,10 +18,10 @@ use crate::policy::{
     PolicyRule, PolicyWorld,
 };
 
-/// With `--network-policy=on`. Who is kept out is in `drops`, beside the policy.
+/// With `--network-policy=on`. `drops` shows whom the policy keeps out, and names the policy.
 pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     let addresses = [context.addresses()[0], context.addresses()[2]];
-    // Its labels are known after its ADD.
+    // The pod's labels become known only after its ADD, so the ADD does not wait.
     let name = "asking";
     let asking = context.asks_at_once(name, Wiring::Bridged, &json!([port(8080)]))?;
     let clients = addresses.map(|like| context.fixture.address(Host::Outside, like));
@@ -65,7 +65,7 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     manifests.remove("policies")
 }
 
-/// The flows of the pod of the other node, in both families.
+/// `drops` shows the flows from the other node's pod, in both families.
 fn are_in_drops(context: &Context, asking: &Asking) -> Result<()> {
     let shown = refused_flows::flows(&context.fixture, &context.agent)?;
     for pod in &asking.pod.addresses {

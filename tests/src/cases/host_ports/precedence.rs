@@ -1,4 +1,4 @@
-//! Services come before host ports, and their addresses are nobody else's.
+//! Services come before host ports, and no host port is served at services' addresses.
 
 use std::net::SocketAddr;
 
@@ -15,11 +15,11 @@ use crate::packets::probe::{Outcome, Protocol};
 /// Which [`service_ips`] are a load balancer's.
 const BALANCER: u8 = 100;
 
-/// The port of the node that a service with an endpoint has, and that of one without.
+/// The node ports of a service with an endpoint, and of one without.
 const NODE_PORTS: [u16; 2] = [30_080, 30_081];
 
-/// Services that have a port which a pod may ask for, and one that has not: what the statements
-/// about services take for granted.
+/// Services with a port that a pod may also ask for, and one with another port: the statements
+/// about services need them.
 pub fn services(fixture: &Fixture) -> Result<Vec<Value>> {
     let remote = [Host::Remote];
     let [https, http] = [Port::tcp("https", 443, PORT), Port::tcp("http", 80, PORT)];

@@ -1,4 +1,4 @@
-//! Who reaches a host port, and as whom the pod sees them.
+//! Who reaches a host port, and which source address the pod sees.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,7 +17,8 @@ use crate::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Pods of both wirings are reached at every address of the node over every protocol.
+/// Pods of both wirings are reached at every address of the node over every protocol, and see the
+/// client's own address.
 pub fn everybody_reaches_the_pod_as_himself(context: &Context) -> Result<()> {
     if context.services() != Services::Off {
         context.has_no_tables_soon()?;
@@ -53,7 +54,7 @@ pub fn the_source_port_is_kept(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// It answers itself, since it sees somebody else.
+/// The pod answers itself, since the source is masqueraded: it sees another address than its own.
 pub fn a_pod_reaches_itself(context: &Context) -> Result<()> {
     for (name, wiring, number) in [("b", Wiring::Bridged, 8081), ("r", Wiring::Routed, 8082)] {
         let asking = context.asks(name, wiring, &every_protocol(number))?;
@@ -70,7 +71,7 @@ pub fn a_pod_reaches_itself(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// At 127.0.0.1, masqueraded; `::1` refuses at once.
+/// The node reaches the pod at 127.0.0.1, masqueraded; `::1` refuses at once.
 pub fn the_node_reaches_it_on_localhost(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &every_protocol(8080))?;
     let to = SocketAddr::new(LOCALHOST, 8080);
@@ -94,7 +95,7 @@ pub fn the_node_reaches_it_on_localhost(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// With `--host-ports=without-localhost`.
+/// With `--host-ports=without-localhost`, a listener of the node at 127.0.0.1 is reached.
 pub fn localhost_stays_the_nodes_own(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &every_protocol(8080))?;
     let to = SocketAddr::new(LOCALHOST, 8080);
@@ -106,7 +107,7 @@ pub fn localhost_stays_the_nodes_own(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// With `route_localnet`, a neighbour's packets to 127.0.0.1 would come in.
+/// With `route_localnet`, a neighbour's packets to 127.0.0.1 would come in: they are dropped.
 pub fn neighbours_are_kept_out_of_localhost(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(8080)]))?;
     let _private = serve(context.node(), &[LOCALHOST], &[(Protocol::Tcp, 9999)])?;
@@ -125,7 +126,7 @@ pub fn neighbours_are_kept_out_of_localhost(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// What the kernel does is what `explain` says, rule by rule.
+/// The kernel does what `explain` predicts, rule by rule.
 pub fn a_trace_follows_a_packet_to_the_pod(context: &Context) -> Result<()> {
     let asking = context.asks("pod", Wiring::Bridged, &json!([port(8080)]))?;
     for to in context.at(8080) {
@@ -144,7 +145,7 @@ pub fn a_trace_follows_a_packet_to_the_pod(context: &Context) -> Result<()> {
     context.end([asking])
 }
 
-/// Whatever words a runtime has for "none"; and keys as Multus writes them.
+/// A runtime writes "no ports" in several ways; and keys as Multus writes them are understood.
 pub fn without_ports_there_is_no_rule(context: &Context) -> Result<()> {
     context.has_no_tables_soon()?;
     for (name, ports) in [("null", Value::Null), ("empty", json!([]))] {

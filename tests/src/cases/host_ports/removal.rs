@@ -1,4 +1,4 @@
-//! Pods that come and go: nobody is led to a pod that is gone, and nothing is left.
+//! Pods that come and go: no packet is sent to a pod that is gone, and no rule is left.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -21,13 +21,13 @@ fn first(context: &Context, number: u16) -> [SocketAddr; 2] {
     [0, 2].map(|at| SocketAddr::new(context.addresses()[at], number))
 }
 
-/// What the client outside gets there if the first packet is not lost.
+/// What the outside client gets at `to`; a lost first packet would be `Dropped`.
 fn first_answer(context: &Context, to: SocketAddr) -> Result<Outcome> {
     let probe = Probe::tcp(to).from(context.fixture.address(Host::Outside, to.ip())?);
     Ok(probe.patience(SILENCE).ask_in(&context.fixture.cluster.world.client))
 }
 
-/// And refused after the DEL, so many times over.
+/// The first SYN after an ADD is answered, and after the DEL it is refused; `times` times.
 pub fn the_first_syn_after_an_add_is_answered(context: &Context, times: usize) -> Result<()> {
     for _ in 0..times {
         let asking = context.asks("pod", Wiring::Routed, &json!([port(8080)]))?;
@@ -45,8 +45,8 @@ pub fn the_first_syn_after_an_add_is_answered(context: &Context, times: usize) -
     Ok(())
 }
 
-/// So many ADDs and DELs of one pod. Every so many of them, one comes while a killed agent starts
-/// again.
+/// ADDs and DELs of one pod, `adds` times. At every `until_kill`-th ADD, the agent has just been
+/// killed and is starting again.
 pub fn no_first_syn_of_many_adds_is_lost(
     context: &mut Context,
     adds: u16,
@@ -94,7 +94,7 @@ pub fn no_first_syn_of_many_adds_is_lost(
     chain.del(context.node(), &call, Some(&result)).map_err(refused)
 }
 
-/// A stream of datagrams from one port, which never begins anew.
+/// A stream of datagrams from one port: always the same flow.
 struct Stream(UdpSocket);
 
 impl Stream {
@@ -109,7 +109,7 @@ impl Stream {
         Ok(Self(socket))
     }
 
-    /// Who answers now, by its own account.
+    /// The answer, which names the address that sent it.
     fn answer(&self) -> Result<Option<String>> {
         let _ = self.0.send(b"?");
         let mut line = [0; 256];
@@ -136,7 +136,8 @@ impl Stream {
     }
 }
 
-/// One that never stops is led from nobody to a pod, to the next, and to the node's own listener.
+/// A sender that never stops reaches nobody, then a pod, then its successor, and last the node's
+/// own listener.
 pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
     const SOON: Duration = Duration::from_secs(2);
     let at = first(context, 5353);
@@ -150,13 +151,13 @@ pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
         };
         each(&is_led, streams)
     };
-    // They begin before there is any pod.
+    // The streams begin before there is any pod.
     let streams: Vec<_> =
         at.into_iter().map(|to| Stream::open(context, Host::Outside, to)).collect::<Result<_>>()?;
     for stream in &streams {
         ensure!(stream.answer()?.is_none());
     }
-    // Flows of the same port to somebody else, which are not to be cut.
+    // Flows to the same port of another host, which must not be cut.
     let other = |to: SocketAddr| {
         let dns = SocketAddr::new(context.fixture.address(Host::Remote, to.ip())?, PORT);
         Stream::open(context, Host::Routed, dns)
@@ -167,7 +168,7 @@ pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
     }
     let old = context.asks("first", Wiring::Bridged, &ports)?;
     led_to(&old, &streams)?;
-    // The new one comes before the old one goes.
+    // The new pod comes before the old one goes.
     let new = context.asks("second", Wiring::Routed, &ports)?;
     led_to(&new, &streams)?;
     context.end([old])?;
@@ -186,7 +187,7 @@ pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
 
 /// Whatever the order of ADDs and DELs, the newest pod that lives has the port.
 pub fn the_newest_pod_has_the_port_in_any_order(context: &Context, steps: usize) -> Result<()> {
-    // Any sequence will do, if it is always the same.
+    // A pseudorandom sequence, the same in every run.
     let mut number: u32 = 7;
     let mut below = |count: usize| {
         number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -211,8 +212,8 @@ pub fn the_newest_pod_has_the_port_in_any_order(context: &Context, steps: usize)
     context.end(pods)
 }
 
-/// A pod ends without a DEL, and the next one gets its addresses: the ports of the dead one lead
-/// nowhere.
+/// A pod ends without a DEL, and the next pod gets its addresses: the host ports of the dead pod
+/// lead nowhere.
 pub fn an_address_that_is_used_again_has_only_its_own_ports(context: &Context) -> Result<()> {
     let addresses = ["10.10.77.7", "fd00:10:77::7"].map(ip);
     let pod = |name: &str, number: u16| {
@@ -222,7 +223,7 @@ pub fn an_address_that_is_used_again_has_only_its_own_ports(context: &Context) -
         let denizen = asked.plugins.last().context("denizen is the last plugin")?;
         pod.record(context.node(), context.agent.run_dir(), denizen)?;
         let server = serve(&pod.netns, &addresses, &[(Protocol::Tcp, PORT)])?;
-        // The kernel may look for the new neighbour first.
+        // The kernel may have to resolve the new neighbour first.
         for to in first(context, number) {
             let outcome = context.fixture.ask(Host::Outside, to, Protocol::Tcp)?;
             ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");

@@ -1,4 +1,4 @@
-//! The guest's files: what the harness executes, with the libraries that those want, and the
+//! The guest's files: what the harness executes, the libraries that these programs need, and the
 //! kernel's modules.
 
 use std::fs::{self, File};
@@ -40,11 +40,10 @@ const PROGRAMS: [&str; 20] = [
 /// Where programs are looked for.
 const FOLDERS: [&str; 2] = ["/usr/sbin", "/usr/bin"];
 
-/// The plugins in front of ours.
+/// The CNI plugins in front of ours.
 const CNI: [&str; 3] = ["bridge", "host-local", "ptp"];
 
-/// The parts of the kernel's modules that may be needed, found there by their paths below
-/// `kernel/`.
+/// The parts of the kernel's modules that may be needed, by their paths below `kernel/`.
 const MODULES: [&str; 18] = [
     "crypto",
     "drivers/net/dummy.ko",
@@ -66,20 +65,20 @@ const MODULES: [&str; 18] = [
     "net/sunrpc/sunrpc.ko",
 ];
 
-/// By which `ipset` knows protocols (`/etc/protocols`).
+/// The guest's `/etc/protocols`, by which `ipset` knows protocols.
 const PROTOCOLS: &str = "icmp 1\ntcp 6\nudp 17\nipv6-icmp 58\nsctp 132\n";
 
-/// Mount points, and more.
+/// Empty folders: mount points, and more.
 const EMPTY: [&str; 6] = ["dev", "proc", "run", "sys", "tmp", "etc"];
 
-/// A root folder in the making, in a folder that the next run removes if this one is killed.
+/// A root folder that is being filled. If this run is killed, the next one removes it.
 #[derive(Debug)]
 pub(super) struct Image {
     folder: TempDir,
     root: PathBuf,
 }
 
-/// All of it in one file, as long as the value lives.
+/// The whole image in one file, as long as the value lives.
 #[derive(Debug)]
 pub(super) struct Packed {
     _folder: TempDir,
@@ -88,7 +87,7 @@ pub(super) struct Packed {
 }
 
 impl Image {
-    /// All that there is to have, with the modules of one kernel version.
+    /// An image with everything that a guest may need, with the modules of one kernel version.
     pub(super) fn with_everything(modules: &Path) -> Result<Self> {
         let folder = folder()?;
         let root = folder.path().join("root");
@@ -120,7 +119,7 @@ impl Image {
         Ok(image)
     }
 
-    /// As the kernel takes it.
+    /// The image in the kernel's format.
     pub(super) fn packed(self) -> Result<Packed> {
         let path = self.folder.path().join("image");
         let mut cpio = Command::new("sh");
@@ -132,7 +131,7 @@ impl Image {
         Ok(Packed { _folder: self.folder, path })
     }
 
-    /// Where a path of ours lies in the image, its folder made.
+    /// Where a path of this machine lies in the image. Makes the folder for it.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         let parent = path.parent().context("a file lies in a folder")?.canonicalize()?;
         let inside = self.root.join(parent.strip_prefix("/")?);
@@ -140,7 +139,7 @@ impl Image {
         Ok(inside.join(path.file_name().context("a file has a name")?))
     }
 
-    /// A file by all the names that links give it on the way to it.
+    /// Adds a file by its path, and by all the names that symbolic links on the path give it.
     fn add(&self, path: &Path) -> Result<()> {
         let (to, real) =
             (self.place(path)?, path.canonicalize().with_context(|| path.display().to_string())?);
@@ -159,18 +158,18 @@ impl Image {
         self.add_libraries(&[path.to_owned()])
     }
 
-    /// The libraries that these programs want.
+    /// Adds the libraries that these programs need.
     fn add_libraries(&self, programs: &[PathBuf]) -> Result<()> {
-        // A static program has none, which counts as a failure there.
+        // For a static program, `ldd` reports no library and fails.
         let listed = Command::new("ldd").args(programs).output().context("cannot run ldd")?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-        // With several programs, a colon stands behind the name of each.
+        // If there are several programs, `ldd` prints each name with a colon.
         let is_library = |word: &&str| word.starts_with('/') && !word.ends_with(':');
         let libraries = listed.split_whitespace().filter(is_library);
         libraries.map(Path::new).try_for_each(|library| self.add(library))
     }
 
-    /// iptables' own extensions, some of which want a library that nothing else does.
+    /// Adds iptables' extensions, some of which need a library that nothing else does.
     fn add_extensions(&self) -> Result<()> {
         let multiarch =
             fs::read_dir("/usr/lib")?.flatten().map(|entry| entry.path().join("xtables"));
@@ -183,7 +182,7 @@ impl Image {
         Ok(())
     }
 
-    /// Our programs, side by side as cargo has them, without what only a debugger reads; `guest` is
+    /// Adds our programs, in one folder as cargo has them, without debug information; `guest` is
     /// init.
     fn add_ours(&self) -> Result<()> {
         let at = self.root.join("denizen");
@@ -197,7 +196,7 @@ impl Image {
         Ok(())
     }
 
-    /// What an operator installs, where [`conf::folder`] looks for it.
+    /// Adds what an operator installs, where [`conf::folder`] looks for it.
     fn add_conf(&self) -> Result<()> {
         let inside = |path: &str| self.root.join(path.trim_start_matches('/'));
         fs::create_dir_all(inside(env!("CARGO_MANIFEST_DIR")))?;
@@ -211,7 +210,7 @@ impl Image {
         let to = self.root.join("usr/lib/modules").join(version);
         for part in MODULES {
             let (from, to) = (modules.join("kernel").join(part), to.join("kernel").join(part));
-            // Kernels move them: newer ones have fscache in netfs.
+            // Kernels move modules: newer ones have fscache in netfs.
             if !from.exists() {
                 continue;
             }

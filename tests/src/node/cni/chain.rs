@@ -12,7 +12,7 @@ use crate::binary;
 /// The version that the newest plugins in Debian speak.
 pub const CNI_VERSION: &str = "1.0.0";
 
-/// What came of an ADD.
+/// The outcome of an ADD.
 #[derive(Debug, Clone)]
 pub struct Added {
     /// The last plugin's result.
@@ -26,7 +26,7 @@ pub struct Added {
 pub struct Chain {
     /// The network's name.
     pub name: String,
-    /// The version that the runtime speaks with all of them.
+    /// The CNI version that the runtime speaks with all plugins.
     pub version: &'static str,
     /// Each plugin's configuration.
     pub plugins: Vec<Value>,
@@ -48,7 +48,7 @@ impl Chain {
         Self::new("bridged", vec![bridge])
     }
 
-    /// Its pods' frames are in this VLAN of the bridge.
+    /// The same chain with its pods' frames in this VLAN of the bridge.
     #[must_use]
     pub fn in_vlan(mut self, id: u16) -> Self {
         if let Some(first) = self.plugins.first_mut() {
@@ -57,7 +57,8 @@ impl Chain {
         self
     }
 
-    /// The bridge does not send back to a pod what came from it, as is the plugin's default.
+    /// The same chain without hairpin mode, which is the plugin's default: the bridge does not send
+    /// packets of a pod back to it.
     #[must_use]
     pub fn without_hairpin_mode(mut self) -> Self {
         self.plugins.iter_mut().filter_map(Value::as_object_mut).for_each(|plugin| {
@@ -66,7 +67,7 @@ impl Chain {
         self
     }
 
-    /// Debian's `ptp` with `host-local` addresses: a pod that is routed to, without a bridge.
+    /// Debian's `ptp` with `host-local` addresses: pods are routed, without a bridge.
     pub fn routed(ranges: &[(&str, IpAddr)], folder: &Path) -> Self {
         let ptp = json!({ "type": "ptp", "ipam": host_local(ranges, folder) });
         Self::new("routed", vec![ptp])
@@ -91,14 +92,14 @@ impl Chain {
         self
     }
 
-    /// The chain as an operator installs it.
+    /// The chain as a conflist, as an operator installs it.
     pub fn conflist(&self) -> String {
         let list =
             json!({ "cniVersion": self.version, "name": self.name, "plugins": self.plugins });
         format!("{list:#}\n")
     }
 
-    /// From now on the last plugin, which is `denizen`, waits for the agent as `wait` says.
+    /// Makes the last plugin, `denizen`, wait for the agent as `wait` says.
     pub fn wait_as(&mut self, wait: &Value) {
         if let Some(denizen) = self.plugins.last_mut() {
             denizen["waitForAgent"] = wait.clone();
@@ -126,7 +127,7 @@ impl Chain {
         Ok(Added { result: result.unwrap_or_default(), took })
     }
 
-    /// Checks it against `result`, what its ADD returned.
+    /// Checks the attachment against `result`, which its ADD returned.
     pub fn check(
         &self,
         node: &impl NodeNamespace,
@@ -138,8 +139,8 @@ impl Chain {
             .try_for_each(|plugin| self.call(node, call, "CHECK", plugin, Some(result)).map(drop))
     }
 
-    /// Deletes it, last plugin first. `result` is what its ADD returned, where the runtime still
-    /// knows.
+    /// Deletes the attachment, last plugin first. `result` is what its ADD returned, if the runtime
+    /// still knows.
     pub fn del(
         &self,
         node: &impl NodeNamespace,
@@ -164,7 +165,7 @@ impl Chain {
         self.call_saying(node, call, command, plugin, result).map(|(answer, _)| answer)
     }
 
-    /// The same, with what it said on standard error.
+    /// The same, with what the plugin wrote to standard error.
     pub fn call_saying(
         &self,
         node: &impl NodeNamespace,
@@ -175,7 +176,8 @@ impl Chain {
     ) -> Result<(Value, String), Refusal> {
         let (path, version) = match kind(plugin) {
             "denizen" => (denizen(), self.version),
-            // Their results are results of 1.1.0 as well.
+            // Debian's plugins speak at most this version; their results are valid results of
+            // 1.1.0, too.
             other => (binary::cni_plugins().join(other), self.version.min(CNI_VERSION)),
         };
         let input = self.configuration(plugin, version, result).to_string();
@@ -190,8 +192,7 @@ impl Chain {
     /// What `plugin` gets on standard input.
     pub fn configuration(&self, plugin: &Value, version: &str, result: Option<&Value>) -> Value {
         let mut configuration = plugin.clone();
-        // As libcni does: what a plugin can take of the runtime's data is named by its
-        // capabilities.
+        // As libcni does: `capabilities` only tells the runtime which of its data the plugin takes.
         let fields = configuration.as_object_mut().expect("a configuration is an object");
         fields.remove("capabilities");
         fields.insert("name".to_owned(), json!(self.name));

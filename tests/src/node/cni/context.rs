@@ -1,4 +1,4 @@
-//! What a test of the plugin stands on: a node, a pod, a run directory.
+//! The context of the plugin's tests: a node, a pod, a run directory.
 
 use std::fs::File;
 use std::io::read_to_string;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Call, Chain, Namespace, Refusal, Variables, invoke};
 
-/// A node, one pod that is not attached yet, and a folder for what is kept.
+/// A node, one pod that is not attached yet, and a folder for the files.
 pub struct PluginContext {
     dir: TempDir,
     /// The node's network namespace.
@@ -20,7 +20,7 @@ pub struct PluginContext {
 }
 
 impl PluginContext {
-    /// A new one, which nothing was done to.
+    /// A new context, in which no plugin was called yet.
     pub fn new() -> PluginContext {
         // A tmpfs, as the real run directory.
         let dir = tempfile::tempdir_in("/dev/shm").expect("a folder on a tmpfs");
@@ -37,13 +37,13 @@ impl PluginContext {
         self.dir.path().join("denizen")
     }
 
-    /// What the state file says, parsed.
+    /// The parsed state file.
     pub fn state(&self) -> State {
         let run_dir = RunDir::open(&self.run_dir()).expect("an ADD made it");
         run_dir.read().expect("it is readable").expect("an ADD wrote it")
     }
 
-    /// What the state file says, as text.
+    /// The text of the state file.
     pub fn text(&self) -> String {
         let file = File::open(self.run_dir().join("pods.json")).expect("an ADD wrote it");
         read_to_string(file).expect("it is text")
@@ -59,19 +59,19 @@ impl PluginContext {
         self.state().attachments[&AttachmentId::new(&call.container, &call.interface)].clone()
     }
 
-    /// Our plugin's configuration, as it stands in a chain.
+    /// Our plugin's configuration, as it is in a chain.
     pub fn ours(&self) -> Value {
         json!({ "type": "denizen", "runDir": self.run_dir() })
     }
 
-    /// `first` and ours, in the network `pods` with addresses of `ranges`.
+    /// A chain of `first` and our plugin, in the network `pods` with addresses of `ranges`.
     pub fn chain(&self, version: &'static str, mut first: Value, ranges: &[&str]) -> Chain {
         let ranges: Vec<_> = ranges.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
         first["ipam"] = json!({ "type": "host-local", "ranges": ranges, "dataDir": self.folder().join("ipam") });
         Chain { name: "pods".to_owned(), version, plugins: vec![first, self.ours()] }
     }
 
-    /// A configuration as libcni hands it to our plugin alone, with [`spec_result`] before it.
+    /// Our plugin's configuration as libcni hands it over, with [`spec_result`] as `prevResult`.
     pub fn configuration(&self, version: &str) -> Value {
         let mut configuration = self.ours();
         configuration["cniVersion"] = json!(version);
@@ -85,7 +85,7 @@ impl PluginContext {
         Call::new(container, &self.pod).environment(command)
     }
 
-    /// Calls our plugin alone.
+    /// Calls our plugin alone, without a chain.
     pub fn call(&self, variables: Variables, input: &Value) -> Result<Value, Refusal> {
         invoke(&self.node, variables, input.to_string().as_bytes())
     }
@@ -109,8 +109,8 @@ pub fn with(variables: Variables, name: &'static str, value: &str) -> Variables 
     others.chain([(name, value.to_owned())]).collect()
 }
 
-/// The result that the specification's appendix shows after `bridge` and `tuning`, with what each
-/// version says otherwise, and with fields that nobody knows.
+/// The result that the specification's appendix shows after `bridge` and `tuning`, adapted to each
+/// version, and with fields that no version knows.
 pub fn spec_result(version: &str) -> Value {
     let eth0 = json!({ "name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue", "x": { "y": [1e3] } });
     let mut result = json!({

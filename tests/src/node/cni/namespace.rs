@@ -1,6 +1,5 @@
-//! Network namespaces without a name and without a process of their own: a thread that waits is in
-//! each. They are gone with the test, also with one that was killed, and no two tests can meet in
-//! them.
+//! Network namespaces without a name and without a process of their own: a waiting thread is in
+//! each. They end with the test, even if it is killed, and no two tests can share one by accident.
 
 use std::fs::File;
 use std::io::Write;
@@ -24,12 +23,12 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// An empty one, with its loopback up. It needs root, and a test without it fails.
+    /// An empty namespace with its loopback up. Needs root: a test without root fails.
     pub fn new() -> Namespace {
         Self::of_a_thread(|| unshare(CloneFlags::CLONE_NEWNET).expect("the kernel tests need root"))
     }
 
-    /// The one at `path`, which is alive, with its loopback up.
+    /// The existing namespace at `path`, with its loopback up.
     pub fn at(path: &Path) -> Namespace {
         let entered = File::open(path).expect("it is alive");
         Self::of_a_thread(move || {
@@ -72,7 +71,7 @@ impl Namespace {
         self.run(move || command.spawn().expect("the program is installed"))
     }
 
-    /// Shows whatever runs in it the file `other` in place of `file`.
+    /// Shows the file `other` in place of `file` to all that runs in the namespace.
     pub fn replace(&self, file: &'static str, other: &'static str) {
         self.run(move || {
             with_own_mounts();
@@ -81,7 +80,7 @@ impl Namespace {
         });
     }
 
-    /// Runs `ip` in it, with `arguments` as one would type them, and returns what it prints.
+    /// Runs `ip` in the namespace, with `arguments` as on a command line; returns what it prints.
     pub fn ip(&self, arguments: &str) -> String {
         let mut ip = Command::new("ip");
         ip.args(arguments.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -94,8 +93,7 @@ impl Namespace {
         String::from_utf8(output.stdout).expect("ip prints text")
     }
 
-    /// What `ip -json` says of the links in it that are called, or have the alternative name,
-    /// `name`.
+    /// What `ip -json` says of the links in the namespace whose name or alternative name is `name`.
     pub fn link(&self, name: &str) -> Value {
         let all: Value =
             serde_json::from_str(&self.ip("-json -details address show")).expect("ip prints JSON");
@@ -114,14 +112,14 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         self.jobs.take();
         if let Some(thread) = self.thread.take() {
-            // A job's panic has been reported by whom it concerns.
+            // A job's panic was already reported where the job was run.
             let _ = thread.join();
         }
     }
 }
 
-/// What is mounted from now on is seen in the calling thread and by what it starts, and not on the
-/// whole machine.
+/// Gives the calling thread mounts of its own: only this thread and what it starts see what is
+/// mounted from now on.
 fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).expect("the kernel tests need root");
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -129,7 +127,7 @@ fn with_own_mounts() {
         .expect("it is a namespace of its own");
 }
 
-/// A small file system that only what runs in one [`Namespace`] sees, to be filled or made
+/// A small file system that only what runs in one [`Namespace`] sees. A test can fill it or make it
 /// read-only. It goes with the namespace.
 pub struct Disk<'a> {
     node: &'a Namespace,
@@ -149,14 +147,14 @@ impl Disk<'_> {
         Disk { node, path }
     }
 
-    /// Where the test, which does not see it, finds it.
+    /// A path by which the test, outside the namespace's mounts, reaches the file system.
     pub fn path(&self) -> PathBuf {
         let thread =
             self.node.path().ancestors().nth(2).expect("/proc/<process>/task/<thread>/ns/net");
         thread.join("root").join(self.path.strip_prefix("/").expect("it is absolute"))
     }
 
-    /// Nobody can write on it any more.
+    /// Makes the file system read-only.
     pub fn make_read_only(&self) {
         let path = self.path.clone();
         self.node.run(move || {
@@ -166,8 +164,8 @@ impl Disk<'_> {
     }
 }
 
-/// The `bridge` and `ptp` plugins wait for it, a second and more for every IPv6 pod, and no test
-/// has a duplicate.
+/// The `bridge` and `ptp` plugins wait for duplicate address detection, a second and more for every
+/// IPv6 pod; no test has a duplicate address.
 fn without_duplicate_address_detection() {
     for scope in ["all", "default"] {
         let path = format!("/proc/sys/net/ipv6/conf/{scope}/accept_dad");

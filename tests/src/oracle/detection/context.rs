@@ -1,4 +1,4 @@
-//! The hosts, and everything that they send from.
+//! The hosts of the matrix, with all addresses that they send from.
 
 use std::cell::Cell;
 use std::net::{IpAddr, UdpSocket};
@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::frontend::{TARGET, TARGETS, elsewhere, service};
 use super::table::DetectedSender;
 
-/// Everybody's packets come with the bit of the mark by which a bridge's table tells: it is nothing
-/// that a sender, or a rule of somebody else's, could say.
+/// Foreign rules set the mark bit by which denizen's bridge table tells pods' packets, for packets
+/// of every sender: neither a sender nor a foreign rule may pass for a pod by this bit.
 const MARKED_BY_OTHERS: &str = r"
 table bridge others {
     chain prerouting { type filter hook prerouting priority -400; meta mark set meta mark | 0x40; }
@@ -25,22 +25,22 @@ table inet others {
 }
 ";
 
-/// The hosts, and everything that they send from.
+/// The hosts of the matrix, with all addresses that they send from.
 #[derive(Debug)]
 pub struct MatrixContext {
     /// The pods and hosts.
     pub fixture: Fixture,
     neighbours: [Pod; 2],
-    /// Attached to this node, and nobody's pod.
+    /// A host that is attached to this node, and is not a pod.
     _elsewhere: Pod,
-    /// What the sockets of endpoints, and of the host elsewhere, hear.
+    /// The sockets of the endpoints, and of the host behind this node.
     pub(super) listeners: Vec<UdpSocket>,
-    /// Port numbers that no packet had yet.
+    /// The next source port that no packet has had yet.
     ports: Cell<u16>,
 }
 
 impl MatrixContext {
-    /// All of it, without an agent.
+    /// All hosts and services, without an agent.
     pub fn new(label: &str) -> Result<Self> {
         let fixture = Fixture::on(Cluster::new(label, &Value::Null)?)?;
         let cluster = &fixture.cluster;
@@ -52,7 +52,8 @@ impl MatrixContext {
             borrow(&neighbour.netns, &pod.addresses)?;
             borrow(&cluster.world.client, &pod.addresses)?;
         }
-        // What a strict node would drop for its source is what this is about.
+        // Packets with a borrowed source, which strict reverse-path filtering would drop, are
+        // tested here.
         for interface in ["all", "default", "eth0", "cni0"] {
             cluster.world.node.sysctl(&format!("net.ipv4.conf.{interface}.rp_filter"), "0")?;
         }
@@ -88,8 +89,8 @@ impl MatrixContext {
         }
     }
 
-    /// Where a sender is, which source it writes, and what the node's stack sees it come in
-    /// through.
+    /// Where a sender is, which source it writes, and through which interface the node's stack sees
+    /// its packets come in.
     pub(super) fn sender(
         &self,
         wiring: Wiring,
@@ -103,8 +104,8 @@ impl MatrixContext {
             Ok((netns, self.fixture.address(who, like)?, interface.map(str::to_owned)))
         };
         match sender {
-            // By the node's end of its veth, which `explain` knows as the port of a bridge where it
-            // is one.
+            // The interface is the node's end of the pod's veth, which `explain` recognises as a
+            // bridge's port where it is one.
             DetectedSender::Pod => Ok((&pod.netns, pods, Some(pod.host_interface().to_owned()))),
             DetectedSender::Neighbour => {
                 Ok((&neighbour.netns, pods, Some(neighbour.host_interface().to_owned())))
@@ -119,7 +120,7 @@ impl MatrixContext {
     }
 }
 
-/// Has a host send from addresses that are another's, without telling its neighbours so.
+/// Makes a host able to send from another host's addresses, without telling its neighbours.
 fn borrow(netns: &Netns, addresses: &[IpAddr]) -> Result<()> {
     netns.sysctl("net.ipv4.conf.all.arp_announce", "2")?;
     for address in addresses {

@@ -1,4 +1,4 @@
-//! Where packets go to, and what follows there for who is taken for a local pod and who is not.
+//! Where packets go to, and what becomes of packets whose sender is taken for local, and of others.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,8 +15,8 @@ use super::table::DetectedSender;
 /// Where the host behind this node listens.
 pub(super) const TARGET: u16 = 5300;
 
-/// Where another node's pod, the only endpoint, listens for each service. (Of services with one
-/// endpoint, IPVS carries only one.)
+/// The ports at which another node's pod, the only endpoint, listens for each service. (If services
+/// share an endpoint, IPVS carries only one of them.)
 pub(super) const TARGETS: [u16; 2] = [5301, 5302];
 
 /// Where packets go to.
@@ -37,7 +37,7 @@ pub enum Frontend {
     Elsewhere,
 }
 
-/// Those of services.
+/// The frontends of services.
 pub const FRONTENDS: [Frontend; 5] = [
     Frontend::ClusterIp,
     Frontend::LoadBalancer,
@@ -46,14 +46,15 @@ pub const FRONTENDS: [Frontend; 5] = [
     Frontend::LocalNodePort,
 ];
 
-/// Where it matters that egress masquerade is configured: there, and beside it.
+/// The destinations that are tested with egress masquerade: the one that it concerns, and two
+/// others.
 pub const WITH_EGRESS: [Frontend; 3] =
     [Frontend::Elsewhere, Frontend::ClusterIp, Frontend::LocalLoadBalancer];
 
-/// Where pods keep their address then: wherever anybody else is.
+/// Where pods keep their address then: the ranges of all other hosts.
 pub const KEPT: &str = "nonMasqueradeCIDRs: [10.10.0.0/16, 172.20.0.0/16, 192.168.0.0/16, 203.0.113.0/24, 'fd00::/8', '2600::/12']";
 
-/// As whose packet one comes to the endpoint.
+/// With which source a packet arrives at the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
     /// With the source that it was sent with.
@@ -65,29 +66,29 @@ pub enum Seen {
 }
 
 impl Frontend {
-    /// What becomes of a packet whose sender is taken for local, or is not.
+    /// What becomes of a packet whose sender is taken for local, or not.
     pub fn expected(self, sender: DetectedSender, local: bool) -> Seen {
         match self {
-            // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and what is not local
-            // is that.
+            // kube-proxy: off-cluster traffic to a cluster IP is masqueraded, and so is everything
+            // that is not taken for local.
             Self::ClusterIp if local => Seen::Kept,
             Self::ClusterIp => Seen::Nodes,
             // The endpoint may be on another node, so everybody is masqueraded.
             Self::LoadBalancer | Self::NodePort => Seen::Nodes,
-            // Policy Local binds what comes from elsewhere: to no endpoint on this node, it is
-            // dropped.
+            // Policy Local applies to traffic from elsewhere: without an endpoint on this node, it
+            // is dropped.
             Self::LocalLoadBalancer | Self::LocalNodePort => match (local, sender) {
                 (true, _) => Seen::Kept,
                 (false, DetectedSender::Node) => Seen::Nodes,
                 (false, _) => Seen::Nothing,
             },
-            // ip-masq-agent's work, for pods of this node and nobody else.
+            // What ip-masq-agent does, for pods of this node only.
             Self::Elsewhere if local => Seen::Nodes,
             Self::Elsewhere => Seen::Kept,
         }
     }
 
-    /// Its address of the same family as `like`, and port.
+    /// The address, of the same family as `like`, and the port.
     pub(super) fn at(self, like: IpAddr) -> SocketAddr {
         let v4 = like.is_ipv4();
         let of = |pair: [IpAddr; 2]| pair[usize::from(!v4)];
@@ -112,7 +113,7 @@ pub(super) fn elsewhere() -> [IpAddr; 2] {
     [ip("198.18.0.5"), ip("2001:db8:18::5")]
 }
 
-/// A load balancer's service with a node port, which another node's pod alone serves.
+/// A service with a load balancer IP and a node port, whose only endpoint is another node's pod.
 pub(super) fn service(
     fixture: &Fixture,
     name: &str,

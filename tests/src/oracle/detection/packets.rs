@@ -15,9 +15,9 @@ use super::context::MatrixContext;
 use super::frontend::{Frontend, Seen};
 use super::table::{DetectedSender, Row, SENDERS};
 
-/// What is expected has come by then, or never will.
+/// How long an expected packet may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What else was sent before the last expected packet has come by then.
+/// How long to go on listening after the last expected packet, for packets that should not arrive.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// What was played.
@@ -45,8 +45,8 @@ struct Packet {
     by_ipvs: bool,
 }
 
-/// Sends every packet, with its number in it. No two packets of a test have the same source port:
-/// one would be taken for the other's connection.
+/// Sends every packet, with its number in it. Each packet of a test has a source port of its own:
+/// otherwise it would belong to another packet's connection.
 fn send_all(
     context: &MatrixContext,
     agent: &Agent,
@@ -100,7 +100,7 @@ fn explained(
     Ok(explained.virtual_server.is_some())
 }
 
-/// What came of each packet: the source that the endpoint saw.
+/// The source that the endpoint saw of each packet that arrived.
 fn received(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, IpAddr>> {
     let mut received = BTreeMap::new();
     let begun = Instant::now();
@@ -122,8 +122,8 @@ fn received(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, Ip
     Ok(received)
 }
 
-/// Sends a packet for every combination with this row, whose mode the agent has, and fails with
-/// every one that is seen as somebody else's than it should be.
+/// Sends a packet for every combination with this row, whose mode the agent has. Fails with all
+/// packets that arrived with a wrong source.
 pub fn play(
     context: &MatrixContext,
     agent: &Agent,

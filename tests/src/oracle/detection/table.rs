@@ -2,7 +2,7 @@
 
 use crate::node::pod::Wiring;
 
-/// Who sends.
+/// A sender of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DetectedSender {
     /// A pod of this node, as it was recorded.
@@ -14,13 +14,13 @@ pub enum DetectedSender {
     Remote,
     /// A host outside.
     Outside,
-    /// The same, which writes the pod's address into its packets.
+    /// A host outside that writes the pod's address into its packets.
     Spoofer,
     /// The node itself.
     Node,
 }
 
-/// All of them.
+/// All senders.
 pub const SENDERS: [DetectedSender; 6] = [
     DetectedSender::Pod,
     DetectedSender::Neighbour,
@@ -30,9 +30,9 @@ pub const SENDERS: [DetectedSender; 6] = [
     DetectedSender::Node,
 ];
 
-/// What of this node's a mode takes for local, of bridged and of routed pods: the pod, its
-/// neighbour with its address, and the host outside with its address. Remote pods, hosts outside
-/// with their own address and the node itself are nobody's in any mode.
+/// What a mode takes for local, for bridged and for routed pods: the pod itself, its neighbour with
+/// the pod's address, and the host outside with the pod's address. No mode takes remote pods, hosts
+/// outside with their own address, or the node itself for local.
 #[derive(Debug)]
 pub struct Row {
     /// The value of `--detect-local`.
@@ -42,7 +42,7 @@ pub struct Row {
 }
 
 const YES: bool = true;
-/// An error of the mode's own: see the table in conf/reference/local-pods.md.
+/// The mode misses a local pod: see the table in conf/reference/local-pods.md.
 const ERRS: bool = false;
 /// A deception that the mode cannot see: see the table in conf/reference/local-pods.md.
 const DECEIVED: bool = true;
@@ -66,7 +66,7 @@ pub const MATRIX: [Row; 9] = [
         bridged: [YES, DECEIVED, NO],
         routed: [YES, DECEIVED, NO],
     },
-    // Interfaces do not matter: whoever writes such an address is a pod.
+    // Interfaces do not matter: every sender with such an address counts as a pod.
     Row {
         mode: "node-cidr=10.10.0.0/16,fd00:10:10::/64",
         bridged: [YES, DECEIVED, DECEIVED],

@@ -1,4 +1,4 @@
-//! Cases of the table as a world: its hosts, its pods, its servers, its agent.
+//! Plays a case of the table as a world: its hosts, its pods, its servers, its agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,27 +18,27 @@ use crate::node::world::{Addresses, World, host_length};
 use crate::packets::probe::Protocol;
 use crate::packets::server::{Listen, Server};
 
-/// What the namespaces are called.
+/// The prefix of the namespaces' names.
 const LABEL: &str = "flow";
 
-/// How many packets are traced at once. Each trace hears of all the others' chains, and of too many
-/// the kernel cannot keep the messages (45 at once: over 8 MB for each).
+/// How many packets are traced at once. Each trace also receives the messages about all the others'
+/// chains, and the kernel cannot buffer too many (45 at once: over 8 MB for each).
 const TRACES: usize = 15;
 
-/// A node on which cases are played, one after the other. Each finds its own pods, hosts, objects
-/// and agent there, and nothing of the one before: what both have stays, the rest goes.
+/// A node on which cases are played, one after the other. Each case finds exactly its own pods,
+/// hosts, objects and agent there: what it shares with the case before stays, the rest is removed.
 pub(super) struct FlowContext {
     agent: Option<Agent>,
     servers: Vec<Server>,
     pods: Vec<Pod>,
-    /// Addresses that the node borrows.
+    /// Addresses that the node sends from although they are not its own.
     borrowed: BTreeSet<IpAddr>,
     pub(super) world: World,
     backend: Backend,
     wiring: Wiring,
-    /// How many cases there were.
+    /// How many cases were played so far.
     cases: u8,
-    /// How many pods there were.
+    /// How many pods were made so far.
     names: usize,
     /// How many flows are played at once.
     pub(super) at_once: usize,
@@ -46,7 +46,7 @@ pub(super) struct FlowContext {
     pub(super) is_traced: bool,
 }
 
-/// Who listens where: by the host's first address, or the host that is no pod.
+/// Who listens where: pods by their first address, another node's pods or hosts, and this node.
 #[derive(Default)]
 struct Listens {
     of_pod: BTreeMap<IpAddr, BTreeSet<Listen>>,
@@ -55,13 +55,14 @@ struct Listens {
 }
 
 impl FlowContext {
-    /// A node with these addresses. No case is there yet.
+    /// A node with these addresses, without a case yet.
     pub(super) fn new(node: &[IpAddr], backend: Backend, wiring: Wiring) -> Result<Self> {
         let addresses = Addresses { node: node.to_vec(), client: Vec::new(), remote: Vec::new() };
         let (at_once, is_traced) = match backend {
             Backend::Nftables | Backend::IptablesNft => (TRACES, true),
             Backend::IptablesLegacy => (usize::MAX, false),
-            // What IPVS counts is one flow's if no other is played meanwhile.
+            // IPVS's counters can only be attributed to a flow if no other flow is played
+            // meanwhile.
             Backend::Ipvs => (1, false),
         };
         Ok(Self {
@@ -79,7 +80,7 @@ impl FlowContext {
         })
     }
 
-    /// The case takes the place of the one before, and is programmed.
+    /// Replaces the case before by this one, and programs it.
     pub(super) fn enter(&mut self, case: &FlowCase) -> Result<()> {
         let listens = Listens::of(case)?;
         self.servers.clear();
@@ -88,14 +89,14 @@ impl FlowContext {
         self.replace_pods(local_pods(case, &listens))?;
         self.borrow_addresses(case)?;
         self.servers = listens.serve(&self.world, &self.pods)?;
-        // Whom a client met before is no matter of this case.
+        // What earlier cases left in conntrack must not influence this case.
         self.world.node.run(ctnetlink::forget)??;
         self.cases += 1;
         self.put(case)?;
         self.program(case)
     }
 
-    /// The pods of the node become those with these addresses.
+    /// Replaces the node's pods by pods with these addresses.
     fn replace_pods(&mut self, wanted: Vec<Vec<IpAddr>>) -> Result<()> {
         let Self { world, wiring, names, .. } = self;
         let (kept, gone): (Vec<_>, Vec<_>) =
@@ -116,8 +117,8 @@ impl FlowContext {
         Ok(())
     }
 
-    /// A packet of the node's that comes from an address which is not the node's: a service address
-    /// that something bound to the loopback interface, as some load balancers do.
+    /// Some cases have the node send from an address that is not its own: a service address that
+    /// something bound to the loopback interface, as some load balancers do.
     fn borrow_addresses(&mut self, case: &FlowCase) -> Result<()> {
         let from_node = case.flows.iter().filter(|flow| flow.from_kind == FlowSource::Node);
         let is_borrowed = |ip: &IpAddr| !ip.is_loopback() && !case.node.ips.contains(ip);
@@ -132,8 +133,8 @@ impl FlowContext {
         })
     }
 
-    /// Writes the case's objects where the agent finds them, all in one step, and one more by which
-    /// to know that it has.
+    /// Writes the case's objects where the agent finds them, all in one step. One more service, the
+    /// marker, shows when the agent has them.
     fn put(&self, case: &FlowCase) -> Result<()> {
         let ips = &case.node.ips;
         let primary = |v4: bool| ips.iter().copied().find(|address| address.is_ipv4() == v4);
@@ -150,7 +151,7 @@ impl FlowContext {
         self.manifests()?.put("case", &objects)
     }
 
-    /// The frontend of a service that nobody serves, and that is another one in each case.
+    /// The frontend of a service without endpoints, which is another one in each case.
     fn marker(&self, case: &FlowCase) -> SocketAddr {
         let ip = match case.node.ips[0] {
             IpAddr::V4(_) => [198, 19, 255, self.cases].into(),
@@ -163,7 +164,8 @@ impl FlowContext {
         Manifests::in_folder(&self.world.folder().join("manifests"))
     }
 
-    /// Has an agent as the case wants it program all this: the one that runs, if it is such a one.
+    /// Starts an agent with the case's settings, or keeps the running one if it has the same
+    /// settings; waits until the case is programmed.
     fn program(&mut self, case: &FlowCase) -> Result<()> {
         let settings = Settings {
             program: None,
@@ -183,7 +185,7 @@ impl FlowContext {
         agent.quiet();
         let marker = self.marker(case);
         eventually("programmed", STARTING, || {
-            // The agent writes into the file too.
+            // The agent writes into the state file too.
             let recorded = self.recorded()?;
             let asked = agent.explain(case.node.ips[0], None, marker, Protocol::Tcp)?;
             let status = agent.ask_directly(&json!({ "status": {} }))?;
@@ -205,7 +207,7 @@ impl FlowContext {
         self.agent.as_ref().context("a case was entered")
     }
 
-    /// The node's rules, as the backend's users look at them.
+    /// The node's rules, in the backend's own format.
     pub(super) fn rules(&self) -> Result<String> {
         let node = &self.world.node;
         match self.backend {
@@ -217,8 +219,8 @@ impl FlowContext {
         }
     }
 
-    /// The namespace that a packet starts in, and the interface through which the node sees it
-    /// come.
+    /// The namespace that a packet starts in, and the interface through which the node sees it come
+    /// in.
     pub(super) fn origin(&self, flow: &FlowRow) -> Result<(&Netns, Option<&str>)> {
         Ok(match flow.from_kind {
             FlowSource::Node => (&self.world.node, None),
@@ -237,7 +239,7 @@ impl Listens {
     fn of(case: &FlowCase) -> Result<Self> {
         let mut listens = Self::default();
         for endpoint in case.endpoints()? {
-            // The same address may be listed for two nodes; it can only be at one.
+            // The same address may be listed for two nodes; it can only be on one.
             let local = endpoint.node.as_ref() == Some(&case.node.name);
             for address in endpoint.addresses {
                 let at = |(protocol, port): &(_, u16)| Listen {
@@ -254,7 +256,8 @@ impl Listens {
         }
         let of_pod = &listens.of_pod;
         listens.remote.retain(|listen| !of_pod.contains_key(&listen.address.ip()));
-        // A packet that the proxy leaves alone is answered by whoever really has its destination.
+        // A packet that the proxy leaves alone is answered by the host that really has its
+        // destination.
         for flow in case.flows.iter().filter(|flow| {
             matches!(flow.expect.endpoints, FlowVerdict::Nobody(Nobody::None | Nobody::Accept))
         }) {
@@ -296,8 +299,8 @@ fn others(case: &FlowCase, listens: &Listens) -> (Vec<IpAddr>, Vec<IpAddr>) {
     (client.into_iter().collect(), remote.into_iter().collect())
 }
 
-/// The pods of the node, one a list of addresses: those that the case records, and every other
-/// endpoint that is on this node.
+/// The pods of the node, each as a list of addresses: those that the case records, and every other
+/// endpoint on this node.
 fn local_pods(case: &FlowCase, listens: &Listens) -> Vec<Vec<IpAddr>> {
     let mut pods: Vec<_> =
         case.config.detect_local.pods.iter().map(|pod| pod.ips.clone()).collect();

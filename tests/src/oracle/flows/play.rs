@@ -17,17 +17,17 @@ use crate::packets::probe::{Outcome, PATIENCE, Probe, SILENCE};
 use crate::peers::kube_proxy::ipvs::taken_if_there;
 use crate::test_length::in_full;
 
-/// Connections to try for each endpoint before one that was never chosen counts as not chosen at
-/// all: with four to choose from, one in 10^14 such series misses one by chance.
+/// Connections to try for each endpoint before an endpoint that was never chosen is reported: with
+/// four to choose from, one in 10^14 such series misses an endpoint by chance.
 const TRIES_AN_ENDPOINT: usize = 30;
 
-/// Connections of one client that must all go the same way, where one endpoint serves one client.
+/// Connections of one client that must all reach the same endpoint, with session affinity.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the cases with pods attached as `wiring` says. Those whose nodes have the same addresses
+/// Plays the cases with pods attached as `wiring` says. Cases whose nodes have the same addresses
 /// share a node, and an agent if it is configured alike, unless tests run in full length: then each
-/// has its own. Fails with every case, and every packet of it, that went another way than the table
-/// says, or that `explain` tells otherwise. Returns how many connections IPVS carried.
+/// has its own. Fails with every case and every packet that went another way than the table says,
+/// or that `explain` predicts otherwise. Returns how many connections IPVS carried.
 pub fn play(cases: &[FlowCase], backend: Backend, wiring: Wiring) -> Result<u64> {
     let (mut by_ipvs, mut failures) = (0, Vec::new());
     for group in groups(cases) {
@@ -43,7 +43,7 @@ pub fn play(cases: &[FlowCase], backend: Backend, wiring: Wiring) -> Result<u64>
     Ok(by_ipvs)
 }
 
-/// Those that share a node, those beside each other that share an agent.
+/// Groups of cases that share a node. Within a group, cases with the same agent are adjacent.
 fn groups(cases: &[FlowCase]) -> Vec<Vec<&FlowCase>> {
     let mut groups: BTreeMap<_, Vec<&FlowCase>> = BTreeMap::new();
     for (index, case) in cases.iter().enumerate() {
@@ -71,7 +71,7 @@ fn play_one(context: &mut FlowContext, case: &FlowCase) -> Result<()> {
     bail!("{report}{}\n{}", context.rules()?, context.agent()?.log())
 }
 
-/// Plays these at once; what came of each.
+/// Plays these flows at once; returns the result of each.
 fn together<'a>(
     context: &FlowContext,
     flows: &'a [FlowRow],
@@ -132,7 +132,7 @@ fn one(context: &FlowContext, flow: &FlowRow, node: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of connections.
+/// Connects as often as needed. Returns the number of connections.
 fn connect(netns: &Netns, flow: &FlowRow, node: &[IpAddr]) -> Result<u64> {
     let to = SocketAddr::new(flow.dest_ip, flow.dest_port);
     let probe = Probe {
@@ -161,7 +161,7 @@ fn expect(outcome: &Outcome, expected: &Outcome) -> Result<u64> {
     Ok(1)
 }
 
-/// Connects until every endpoint has answered, none but these, and each saw the source it should.
+/// Connects until every endpoint has answered, no other host has, and each saw the right source.
 /// Returns the number of connections.
 fn forwarded(
     probe: Probe,
@@ -179,7 +179,7 @@ fn forwarded(
             bail!("{outcome:?} instead of one of {wanted:?}");
         };
         ensure!(wanted.contains(&endpoint), "{endpoint} answered, which is none of {wanted:?}");
-        // A pod that is handed to itself is masqueraded whatever else holds.
+        // A pod that reaches itself is masqueraded in any case.
         let masquerade = flow.expect.masq || endpoint.ip() == flow.from;
         let right = if masquerade { node.contains(&seen) } else { seen == flow.from };
         ensure!(right, "{endpoint} saw {seen}, masquerade expected: {masquerade}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::packets::probe::Protocol;
 
-/// Who plays the rows.
+/// The backend that the rows are played with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// nftables.
@@ -22,19 +22,19 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Each that the kernel under the tests has. The guest's has [`Self::Ipvs`], too.
+    /// All that the kernel under the tests has. The guest's kernel also has [`Self::Ipvs`].
     pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesLegacy, Self::IptablesNft];
 
-    /// What the table calls it.
+    /// The backend's name in the table.
     fn row(self) -> &'static str {
         match self {
-            // What IPVS carries is to look as if nftables carried it.
+            // What IPVS carries must look as if nftables carried it.
             Self::Nftables | Self::Ipvs => "nftables",
             Self::IptablesLegacy | Self::IptablesNft => "iptables",
         }
     }
 
-    /// The agent's input.
+    /// The agent's flags for this backend.
     pub fn flags(self) -> Vec<String> {
         let flags: &[&str] = match self {
             Self::Nftables => &["--backend=nftables"],
@@ -51,9 +51,9 @@ impl Backend {
 pub struct FlowCase {
     /// Unique in the table.
     pub name: String,
-    /// What it is about.
+    /// What the case is about.
     pub description: String,
-    /// The backends that it holds for.
+    /// The backends that the case holds for.
     pub backends: Vec<String>,
     /// Services, as the API serves them.
     pub services: Vec<Value>,
@@ -93,7 +93,7 @@ pub struct Config {
     /// The ranges that cluster IPs come from.
     #[serde(rename = "serviceCIDRs")]
     pub service_cidrs: Vec<String>,
-    /// The feature gate for hints that name nodes; on unless said otherwise.
+    /// The feature gate for hints that name nodes; on by default.
     pub prefer_same_node: Option<bool>,
 }
 
@@ -108,7 +108,7 @@ pub struct DetectLocal {
 /// A pod of the node.
 #[derive(Debug, Clone, Deserialize)]
 pub struct PodRow {
-    /// What it is called.
+    /// The pod's name in the table.
     pub iface: String,
     /// Its addresses.
     pub ips: Vec<IpAddr>,
@@ -117,7 +117,7 @@ pub struct PodRow {
 /// A packet that opens a connection.
 #[derive(Debug, Clone, Deserialize)]
 pub struct FlowRow {
-    /// What it shows.
+    /// What the packet shows.
     pub name: String,
     /// Its source.
     pub from: IpAddr,
@@ -131,7 +131,7 @@ pub struct FlowRow {
     pub dest_port: u16,
     /// What becomes of it.
     pub expect: FlowExpectation,
-    /// The backends it holds for, where they differ.
+    /// The backends that the packet is for, if they differ from the case's.
     pub backends: Option<Vec<String>>,
 }
 
@@ -154,29 +154,29 @@ pub enum FlowSource {
 pub struct FlowExpectation {
     /// Who may answer, or a verdict.
     pub endpoints: FlowVerdict,
-    /// Whether who answers sees the node as the source.
+    /// Whether the endpoint sees the node as the source.
     pub masq: bool,
-    /// Whether one client always gets the same answer.
+    /// Whether one client always gets the same endpoint.
     pub sticky: Option<Value>,
 }
 
-/// Who may answer.
+/// Who answers a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum FlowVerdict {
-    /// Any of these, each at some time.
+    /// Each of these answers some of the time.
     Forward(Vec<SocketAddr>),
-    /// Nobody, and how that shows.
+    /// No endpoint answers, and how that shows.
     Nobody(Nobody),
 }
 
-/// How it shows that no endpoint answers.
+/// What happens instead of an endpoint's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Nobody {
     /// The client is refused.
     Reject,
-    /// The client hears nothing.
+    /// The client gets no answer.
     Drop,
     /// The packet goes where it was sent to.
     None,
@@ -187,9 +187,9 @@ pub enum Nobody {
 /// An endpoint, cut down to where it listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listening {
-    /// All its addresses, though a proxy uses the first alone.
+    /// All its addresses, although a proxy uses only the first.
     pub addresses: Vec<IpAddr>,
-    /// The node it is on, where that is said.
+    /// The node that it is on, if given.
     pub node: Option<String>,
     /// The ports of its slice.
     pub ports: Vec<(Protocol, u16)>,
@@ -223,7 +223,7 @@ impl FlowCase {
     }
 }
 
-/// The cases that `backend` has a part in, with the packets that it decides about.
+/// The cases that apply to `backend`, with the packets that apply to it.
 pub fn cases(backend: Backend) -> Result<Vec<FlowCase>> {
     let mut all: Vec<FlowCase> =
         serde_json::from_str(include_str!("../../../flows.json")).context("flows.json")?;

@@ -1,5 +1,5 @@
-//! That a ruleset holds together, as nft and the kernel would insist: what is named is there, and
-//! what is looked up is of the type that the set has.
+//! Checks that a ruleset is consistent, as nft and the kernel would: names that are used exist, and
+//! lookups have the type of their set.
 
 use anyhow::{Context, Result, ensure};
 

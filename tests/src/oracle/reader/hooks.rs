@@ -1,6 +1,6 @@
-//! A packet's way through the hooks, as the kernel takes it: what arrives passes prerouting, is
-//! routed, and passes input or forward and postrouting; what the node sends passes output and
-//! postrouting. Whoever asks about bridges says which hooks a frame meets.
+//! A packet's way through the hooks, as in the kernel: what arrives passes prerouting, is routed,
+//! and passes input, or forward and postrouting; what the node sends passes output and postrouting.
+//! For bridges, the caller says which hooks a frame passes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use super::parse::ruleset;
 use super::syntax::{Ruleset, Table};
 use super::walk::{Decided, Spread, Walk, add};
 
-/// Rules, read.
+/// Rules that were read.
 #[derive(Debug)]
 pub struct Reader {
     ruleset: Ruleset,
@@ -23,22 +23,22 @@ pub struct Reader {
 /// The first packet of a connection, as it comes to the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Arrival {
-    /// Who sends it.
+    /// The source address.
     pub source: IpAddr,
-    /// What the IP stack sees it come in through; `None`: the node itself sends.
+    /// The interface through which the IP stack sees it come in; `None`: the node itself sends.
     pub interface: Option<String>,
     /// The bridge's port that it came in through before that.
     pub port: Option<String>,
-    /// Whom it is for.
+    /// The destination.
     pub destination: SocketAddr,
-    /// IANA's number.
+    /// IANA's protocol number.
     pub protocol: u8,
 }
 
 /// What became of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadFate {
-    /// Its destination was translated to this one.
+    /// Its destination was translated to this.
     Forward(SocketAddr),
     /// It goes on as it came.
     Untouched,
@@ -48,7 +48,7 @@ pub enum ReadFate {
     Drop,
 }
 
-/// Which rules a hook of this name calls.
+/// Which rules are called at a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layer {
     /// Those for frames on a bridge.
@@ -60,7 +60,7 @@ pub enum Layer {
 /// A hook that a packet meets, and the interfaces that rules see there.
 #[derive(Debug, Clone)]
 pub struct Stop {
-    /// Of which layer.
+    /// The layer whose rules are called.
     pub layer: Layer,
     /// The hook's name.
     pub hook: &'static str,
@@ -85,7 +85,7 @@ impl Reader {
     /// Reads rules, for a node that has these addresses.
     ///
     /// # Errors
-    /// Something in them is not known.
+    /// Something in them is not known to the reader.
     pub fn new(text: &str, own: &[IpAddr]) -> Result<Self> {
         let ruleset = ruleset(text)?;
         check(&ruleset)?;
@@ -100,7 +100,7 @@ impl Reader {
     /// All ways that a packet can take, each with its probability.
     ///
     /// # Errors
-    /// A rule asks what is not known.
+    /// A rule uses what the reader does not know.
     pub fn walk(&self, arrival: &Arrival) -> Result<BTreeMap<ReadEnd, f64>> {
         self.walk_again(arrival, &ReadPacket::from(arrival))
     }
@@ -108,7 +108,7 @@ impl Reader {
     /// The same, the dynamic maps being as an earlier packet left them.
     ///
     /// # Errors
-    /// A rule asks what is not known.
+    /// A rule uses what the reader does not know.
     pub fn walk_again(
         &self,
         arrival: &Arrival,
@@ -140,10 +140,11 @@ impl Reader {
         Ok(ends)
     }
 
-    /// Whether a packet passes these hooks, none of which may translate it or leave it to chance.
+    /// Whether a packet passes these hooks. No hook may translate it or leave the decision to
+    /// chance.
     ///
     /// # Errors
-    /// A rule asks what is not known, or leaves a packet other than it came.
+    /// A rule uses what the reader does not know, or changes the packet.
     pub fn passes(&self, packet: &ReadPacket, way: &[Stop]) -> Result<bool> {
         for Stop { layer, hook, input, output } in way {
             let (interface, output) = (input.clone(), output.clone());
@@ -159,7 +160,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Who is still on the way after a hook: its base chains in the order of their priorities.
+    /// The packets that pass a hook: its base chains are walked in the order of their priorities.
     fn hook(
         &self,
         layer: Layer,
@@ -199,8 +200,8 @@ impl Reader {
     }
 }
 
-/// A chain is of the layer's or the packet's family; and where an address has been translated at
-/// this hook already, no further nat chain is asked.
+/// Whether a packet meets a base chain: the table is of the layer's or the packet's family, and a
+/// nat chain is skipped if an address was already translated at this hook.
 fn meets(packet: &ReadPacket, layer: Layer, table: &Table, hook: &str, nat: bool) -> bool {
     let families = match (layer, packet.destination) {
         (Layer::Bridge, _) => ["bridge", "bridge"],

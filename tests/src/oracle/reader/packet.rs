@@ -12,33 +12,33 @@ use super::value::{Atom, Key, PacketType};
 /// Foreign bits of the mark that no rule of ours may touch.
 pub const FOREIGN_MARK: u32 = 0x0001_2030;
 
-/// Foreign bits of a connection's mark: all but the one that the pod firewall asks about.
+/// Foreign bits of the connection mark: all but the one that the pod firewall matches on.
 pub const FOREIGN_CONNECTION_MARK: u32 = !0x20;
 
 /// A packet as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReadPacket {
-    /// Who sends it.
+    /// The source address.
     pub source: IpAddr,
-    /// Whom it is for.
+    /// The destination address.
     pub destination: IpAddr,
     /// Bytes 2 and 3 of the transport header: of TCP, UDP and SCTP the destination port.
     pub port: u16,
-    /// IANA's number.
+    /// IANA's protocol number.
     pub protocol: u8,
     /// The type of an ICMPv6 message.
     pub icmpv6_type: Option<u8>,
     /// IPv6's hop limit.
     pub hop_limit: u8,
-    /// The Ethernet address that its frame comes from, where that is known.
+    /// The source MAC address of its frame, if known.
     pub ether: Option<[u8; 6]>,
-    /// Of a connection that passed before; else it is a first packet.
+    /// Whether it belongs to an established connection; otherwise it is a first packet.
     pub established: bool,
-    /// Where it comes in: empty for what the node itself sends.
+    /// The interface that it comes in through; empty for what the node itself sends.
     pub interface: String,
-    /// Where it leaves, where that is known.
+    /// The interface that it leaves through, if known.
     pub output: Option<String>,
-    /// Whom its frame is addressed to, where that is known.
+    /// Whom its frame is addressed to, if known.
     pub packet_type: Option<PacketType>,
     /// `meta mark`.
     pub mark: u32,
@@ -46,11 +46,11 @@ pub struct ReadPacket {
     pub connection_mark: u32,
     /// `meta priority`.
     pub priority: u32,
-    /// The destination was replaced.
+    /// Whether the destination was replaced.
     pub translated: bool,
-    /// The source will be.
+    /// Whether the source will be replaced.
     pub masqueraded: bool,
-    /// What the dynamic maps hold: map and key.
+    /// The content of the dynamic maps, by map and key.
     pub memory: BTreeMap<(String, Key), Key>,
 }
 
@@ -86,7 +86,7 @@ impl ReadPacket {
         }
     }
 
-    /// With another mark or priority.
+    /// The same packet with another mark or priority.
     pub fn with(&self, field: Field, number: u32) -> Result<Self> {
         let mut packet = self.clone();
         let set = [(Field::Mark, &mut packet.mark), (Field::Priority, &mut packet.priority)];
@@ -96,7 +96,7 @@ impl ReadPacket {
         Ok(packet)
     }
 
-    /// With its destination translated.
+    /// The same packet with its destination translated.
     pub fn sent_to(&self, to: &[Atom]) -> Result<Self> {
         let [address, port] = to else { bail!("{to:?} is no address and port") };
         let destination = match self.destination {

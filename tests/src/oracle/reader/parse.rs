@@ -1,4 +1,4 @@
-//! From nft's text to what it says: tables, sets and chains.
+//! Parses nft's text into tables, sets and chains.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::syntax::{Base, Datum, ReadChain, Ruleset, Set, Table};
 use super::token::{Cursor, Token, tokens};
 use super::value::{Atom, NftType, Pattern};
 
-/// Reads a ruleset. What is not known is an error.
+/// Reads a ruleset. Anything unknown is an error.
 pub fn ruleset(text: &str) -> Result<Ruleset> {
     let mut words = Cursor::new(tokens(text)?);
     let mut ruleset = Ruleset::default();

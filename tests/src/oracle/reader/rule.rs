@@ -6,7 +6,7 @@ use super::syntax::{Expr, Field, RightSide, Statement, Verdict, Version};
 use super::token::{Cursor, Token};
 use super::value::{Atom, NftType, Pattern};
 
-/// Reads the rules of a table of this family.
+/// Reads rules in a table of this family.
 pub struct RuleReader<'a> {
     pub family: &'a str,
 }
@@ -173,7 +173,7 @@ impl RuleReader<'_> {
         Ok(Statement::Match { left, negated, right })
     }
 
-    /// A constant, or an expression, to set a field of this kind to.
+    /// A constant, or an expression, that a field of this type is set to.
     fn value(&self, kind: NftType, words: &mut Cursor) -> Result<Expr> {
         if let Some(Token::Word(word)) = words.peek()
             && let Ok(atom) = kind.atom(word)
@@ -192,7 +192,7 @@ impl RuleReader<'_> {
         Ok(key)
     }
 
-    /// A concatenation, or a single part.
+    /// A concatenation, or a single expression.
     pub fn concat(&self, words: &mut Cursor) -> Result<Expr> {
         let mut parts = vec![self.part(words)?];
         while words.take(".") {
@@ -201,7 +201,7 @@ impl RuleReader<'_> {
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Concat(parts) })
     }
 
-    /// An operand, and what is done to its bits.
+    /// An operand, and the bit operations on it.
     fn part(&self, words: &mut Cursor) -> Result<Expr> {
         let mut part = self.operand(words)?;
         loop {
@@ -271,7 +271,7 @@ impl RuleReader<'_> {
         Ok(Expr::Field(field))
     }
 
-    /// The header of this name, in a table whose packets can have it.
+    /// The IP version of this header name. The table's packets must be able to have that header.
     fn version(&self, header: &str) -> Result<Version> {
         let both = ["inet", "bridge"].contains(&self.family);
         match header {

@@ -21,13 +21,13 @@ pub struct Table {
 #[derive(Debug)]
 pub struct Set {
     pub key: Vec<NftType>,
-    /// Of what a map's values are; none for a set.
+    /// The types of a map's values; empty for a set.
     pub data: Vec<NftType>,
     /// Elements that are one value each.
     pub exact: BTreeMap<Key, Option<Datum>>,
     /// Elements with a range in them.
     pub ranged: Vec<(Vec<Pattern>, Option<Datum>)>,
-    /// The packets themselves fill it.
+    /// Whether packets fill the set.
     pub dynamic: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct ReadChain {
     pub rules: Vec<Vec<Statement>>,
 }
 
-/// Where a base chain hangs. Its policy is to accept: another one is not known here.
+/// Where a base chain is hooked. Its policy is accept: the reader knows no other.
 #[derive(Debug)]
 pub struct Base {
     pub nat: bool,
@@ -75,12 +75,12 @@ pub enum Statement {
     },
     Verdict(Verdict),
     Counter,
-    /// A field of the packet's metadata is set.
+    /// Sets a field of the packet's metadata.
     Set {
         field: Field,
         value: Expr,
     },
-    /// An element of a dynamic map is put in place.
+    /// Adds or replaces an element of a dynamic map.
     Update {
         map: String,
         key: Expr,
@@ -90,12 +90,12 @@ pub enum Statement {
         map: String,
         key: Expr,
     },
-    /// Matches until there were too many packets of this key.
+    /// Matches while this key's packets are within the limit.
     Limit {
         set: String,
         key: Expr,
     },
-    /// Counts packets of this key, while there is room.
+    /// Counts packets of this key, while the set has room.
     Count {
         set: String,
         key: Expr,
@@ -111,7 +111,7 @@ pub enum Statement {
 pub enum RightSide {
     Pattern(Pattern),
     Set(String),
-    /// One of these bits is there: what a bit mask's match means without an operator.
+    /// Matches if one of these bits is set: the meaning of a bit mask without an operator.
     Bits(u128),
 }
 
@@ -132,24 +132,24 @@ pub enum Field {
     Source(Version),
     Destination(Version),
     Protocol,
-    /// Bytes 2 and 3 of the transport header, whatever that is: nobody checks the protocol.
+    /// Bytes 2 and 3 of the transport header, of any protocol: the reader does not check which.
     Port,
-    /// Byte 13 of the transport header, whatever that is.
+    /// Byte 13 of the transport header, of any protocol.
     TcpFlags,
-    /// Guarded by nft: only ICMPv6 has it.
+    /// nft adds a guard: only ICMPv6 has it.
     Icmpv6Type,
-    /// What a neighbour advertisement announces. Rules ask for the type first.
+    /// The address that a neighbour advertisement announces. Rules match the type first.
     NeighbourTarget,
     HopLimit,
-    /// Of the packet, in bytes.
+    /// The packet's length in bytes.
     Length,
     EtherSource,
     EtherDestination,
-    /// In the frame's own header.
+    /// The EtherType in the frame's own header.
     FrameType,
-    /// Guarded by nft: only ARP has it.
+    /// nft adds a guard: only ARP has it.
     ArpSenderEther,
-    /// The same.
+    /// nft adds the same guard.
     ArpSender,
     InputInterface,
     OutputInterface,
@@ -160,16 +160,16 @@ pub enum Field {
     ConntrackState,
     ConntrackStatus,
     ConntrackMark,
-    /// From which address the connection was begun.
+    /// The source of the connection's first packet.
     OriginalSource(Version),
-    /// From which its answers come.
+    /// The source of the connection's replies.
     AnswerSource(Version),
-    /// What kind of address the destination is here.
+    /// What `fib` says of the destination: its type on this node.
     DestinationType,
 }
 
-/// Whose addresses. Where a table sees both versions, nft guards the rule: it does not match a
-/// packet of the other one.
+/// The IP version of an address field. Where a table sees both versions, nft adds a guard: the rule
+/// does not match packets of the other version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     V4,

@@ -1,4 +1,4 @@
-//! nft's text as words.
+//! Splits nft's text into words.
 
 use anyhow::{Context, Result, ensure};
 
@@ -10,8 +10,8 @@ pub enum Token {
     ReadEnd,
 }
 
-/// The words of a text. A comma or semicolon at a word's end is a word of its own; a colon is one
-/// only where it stands alone, since addresses and classes have colons.
+/// The words of a text. A comma or semicolon at a word's end is a word of its own; a colon is a
+/// word only where it stands alone, since addresses and classes contain colons.
 pub fn tokens(text: &str) -> Result<Vec<Token>> {
     let mut found = Vec::new();
     for line in text.lines() {

@@ -14,7 +14,7 @@ pub enum Atom {
 /// A concatenation.
 pub type Key = Vec<Atom>;
 
-/// nft's data types, as far as they are known here.
+/// nft's data types, as far as the reader knows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NftType {
     Ipv4,
@@ -35,7 +35,7 @@ pub enum NftType {
     State,
     /// Bits of conntrack's status.
     Status,
-    /// What `fib … type` says.
+    /// The result of `fib … type`.
     RouteType,
     Integer,
     Verdict,
@@ -50,11 +50,11 @@ pub enum PacketType {
     Broadcast = 1,
     /// A group of stations.
     Multicast = 2,
-    /// Another station: so is what a bridge sends on from port to port.
+    /// Another station. Frames that a bridge forwards from port to port count as such.
     Other = 3,
 }
 
-/// What a value may be.
+/// What a value is compared with.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pattern {
     Is(Atom),
@@ -90,7 +90,7 @@ pub const LOCAL: u128 = 2;
 pub const UNICAST: u128 = 1;
 
 impl NftType {
-    /// By the name that `type` takes.
+    /// The type that nft calls by this name.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name {
             "ipv4_addr" => Self::Ipv4,
@@ -134,7 +134,7 @@ impl NftType {
                 "broadcast" => PacketType::Broadcast as u128,
                 "multicast" => PacketType::Multicast as u128,
                 "other" => PacketType::Other as u128,
-                // As nft reads the ends of a range.
+                // As nft writes the ends of a range.
                 other => integer(other).context("the type of frame")?,
             },
             Self::State => text.split(',').try_fold(0, |bits, name| match name {
@@ -201,7 +201,7 @@ impl Pattern {
         }
     }
 
-    /// Whether a value fits both.
+    /// Whether some value matches both.
     pub fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Is(atom), pattern) | (pattern, Self::Is(atom)) => pattern.fits(atom),

@@ -1,7 +1,7 @@
-//! A packet's way through chains, with everything that chance could make of it.
+//! A packet's way through chains, with all random outcomes.
 //!
-//! A packet is all that rules can see and change; packets that are alike are one, with the sum of
-//! their probabilities, so that a cascade of draws does not multiply.
+//! A packet is all that rules can see and change. Equal packets are merged, and their probabilities
+//! added, so that a cascade of random draws does not multiply them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::value::{
     SEEN_REPLY, TCP_ACK, TCP_SYN, UNICAST,
 };
 
-/// The length of every packet here, and the Ethernet address that frames are for.
+/// The length of every packet here, and the destination MAC address of every frame.
 const SHORT: u128 = 60;
 const SOMEBODY: u128 = 0x0200_0000_0001;
 
@@ -29,10 +29,10 @@ pub fn add(to: &mut Spread, packet: ReadPacket, weight: f64) {
     *to.entry(packet).or_default() += weight;
 }
 
-/// What an expression may be, each with its share; `None` where a lookup finds nothing.
+/// The possible values of an expression, each with its probability; `None`: a lookup found nothing.
 type Values = Vec<(Option<Key>, f64)>;
 
-/// What a base chain decided for good.
+/// The packets for which a base chain has reached a final verdict.
 #[derive(Debug, Default)]
 pub struct Decided {
     pub accepted: Spread,
@@ -40,18 +40,18 @@ pub struct Decided {
     pub rejected: Spread,
 }
 
-/// One table's chains, as packets at one hook meet them.
+/// A table's chains, as packets at one hook meet them.
 pub struct Walk<'a> {
     pub table: &'a Table,
     pub hook: &'a str,
-    /// Of the base chain: whether addresses may be translated.
+    /// Whether the base chain is of type nat, so that addresses may be translated.
     pub nat: bool,
     /// The node's own addresses.
     pub own: &'a [IpAddr],
 }
 
 impl Walk<'_> {
-    /// Who comes out at a chain's end.
+    /// Walks packets through a chain; returns those that come out at its end.
     pub fn chain(
         &self,
         name: &str,
@@ -159,7 +159,7 @@ impl Walk<'_> {
                 packet.memory.insert((map.clone(), key), data.clone());
                 Ok(Then::Next(packet))
             }),
-            // Few packets are asked about here.
+            // The few packets of a test stay within every limit.
             Statement::Limit { key, .. } | Statement::Count { key, .. } => {
                 self.each(key, packet, |_| Ok(Then::Next(packet.clone())))
             }
@@ -183,8 +183,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Everything that an expression may be, and what follows; where there is nothing, the rule
-    /// does not match.
+    /// Calls `then` for every possible value of an expression; without a value, the rule does not
+    /// match.
     fn each(
         &self,
         expr: &Expr,
@@ -268,7 +268,7 @@ impl Walk<'_> {
             Field::Source(version) => return Ok(of_version(packet.source, version)),
             Field::Destination(version) => return Ok(of_version(packet.destination, version)),
             Field::Icmpv6Type if packet.protocol != ICMPV6 => return Ok(None),
-            // Packets carry IP here, and announce nothing.
+            // Packets here are IP, and not neighbour advertisements.
             Field::ArpSender | Field::ArpSenderEther | Field::NeighbourTarget => return Ok(None),
             Field::HopLimit if packet.source.is_ipv4() => return Ok(None),
             Field::HopLimit => Atom::Number(packet.hop_limit.into()),
@@ -286,7 +286,7 @@ impl Walk<'_> {
             }
             Field::Protocol => Atom::Number(packet.protocol.into()),
             Field::Port => Atom::Number(packet.port.into()),
-            // None closes a connection here.
+            // No packet here closes a connection.
             Field::TcpFlags => Atom::Number(if packet.established { TCP_ACK } else { TCP_SYN }),
             Field::InputInterface => {
                 ensure!(
@@ -333,7 +333,7 @@ impl Walk<'_> {
 struct Passing<'a> {
     /// To the next rule.
     next: &'a mut Spread,
-    /// To whoever called the chain.
+    /// Back to the calling chain.
     back: &'a mut Spread,
     decided: &'a mut Decided,
     depth: usize,
@@ -344,7 +344,7 @@ enum Then {
     /// The rule's next statement.
     Next(ReadPacket),
     Verdict(Verdict),
-    /// This base chain's end.
+    /// Accepted in this base chain, which ends here.
     Accepted(ReadPacket),
     /// The next rule.
     NoMatch,
@@ -368,7 +368,7 @@ fn lookup<'a>(set: &'a Set, key: &Key) -> Option<&'a Option<Datum>> {
     set.exact.get(key).or_else(ranged)
 }
 
-/// Every pairing of the two, one behind the other.
+/// Every combination of the two, their keys concatenated.
 fn together(first: &Values, second: &Values) -> Values {
     let pair = |(a, x): &(Option<Key>, f64), (b, y): &(Option<Key>, f64)| {
         let both = a.as_ref().zip(b.as_ref());

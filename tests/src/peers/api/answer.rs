@@ -25,7 +25,7 @@ use super::server::Shared;
 use super::store::Stored;
 use super::watch::{Body, Pipe, Watch, WatchScope, expired};
 
-/// Where a client asks what it may do.
+/// Where a client asks what it may do (SelfSubjectAccessReview).
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 /// A request's answer.
@@ -58,15 +58,15 @@ pub(super) async fn answer(
     response
 }
 
-/// A header, empty where there is none. Of what the client accepts, the first that the server has
-/// counts, as Kubernetes negotiates.
+/// A header's value, empty if there is none. Of `accept` only the first type matters: Kubernetes
+/// chooses the first one that the server has.
 fn header<'r>(request: &'r Request<Incoming>, name: &str) -> &'r str {
     request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// A refusal says why in the encoding that was asked for; one that is a text stays one.
+/// Writes an error in the encoding that was asked for. One that is plain text stays plain text.
 async fn encoded(received: &ReceivedRequest, response: Response<Body>) -> Response<Body> {
     if !received.protobuf || response.status().as_u16() < 400 {
         return response;
@@ -81,7 +81,7 @@ async fn encoded(received: &ReceivedRequest, response: Response<Body>) -> Respon
     Response::from_parts(head, whole(written.into()))
 }
 
-/// The API's fair queueing, which knows no Kubernetes objects.
+/// The answer of the API's priority and fairness, which is not a Kubernetes object.
 fn too_many(seconds: u64) -> Response<Body> {
     let text = Bytes::from_static(b"Too many requests, please try again later.\n");
     Response::builder()
@@ -92,7 +92,7 @@ fn too_many(seconds: u64) -> Response<Body> {
         .expect("a status and headers that exist")
 }
 
-/// What the server's manners answer in place of what is asked for.
+/// The answer that the server's manners give in place of the right one, if any.
 async fn fault(
     shared: &Arc<Shared>,
     received: &ReceivedRequest,
@@ -130,7 +130,7 @@ async fn fault(
     None
 }
 
-/// A watch whose first event is longer than any client takes.
+/// A watch whose first event is longer than any client accepts.
 fn oversized(received: &ReceivedRequest) -> Response<Body> {
     const TOO_LONG: u32 = (16 << 20) + 1;
     if received.protobuf {
@@ -192,7 +192,8 @@ async fn answer_to(
     }
 }
 
-/// The answer to every question about a resource that the server does not serve, or not well.
+/// The answer to every request for a resource that the server does not serve, or serves badly;
+/// `None` for other resources.
 async fn refused(manners: &Manners, plural: &str) -> Option<Response<Body>> {
     if manners.silent.contains(&plural) {
         std::future::pending::<()>().await;
@@ -205,7 +206,7 @@ async fn refused(manners: &Manners, plural: &str) -> Option<Response<Body>> {
     is_unserved.then(|| failure(404, "NotFound", message))
 }
 
-/// The server's time.
+/// The server's time: `ahead` seconds ahead of the real time.
 fn date(ahead: i64) -> HeaderValue {
     let now = SystemTime::now();
     let ahead_of = Duration::from_secs(ahead.unsigned_abs());
@@ -213,7 +214,7 @@ fn date(ahead: i64) -> HeaderValue {
     HeaderValue::from_str(&httpdate::fmt_http_date(time)).expect("a date is a header's value")
 }
 
-/// Whether the client may do what it names.
+/// Whether the client may do what it asks about.
 async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body> {
     let Ok(body) = request.into_body().collect().await else {
         return failure(400, "BadRequest", "half a body");
@@ -288,7 +289,7 @@ fn watch(shared: &Arc<Shared>, received: &ReceivedRequest, target: PathTarget) -
     }
 }
 
-/// A page of a list: all pages show the moment of the first.
+/// A page of a list: all pages show the objects as they were for the first page.
 fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -> Response<Body> {
     let manners = shared.manners();
     let selector = match selector(received, target, &manners) {
@@ -353,11 +354,11 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     response
 }
 
-/// As a real server's: shorter answers are not compressed.
+/// As with a real server, shorter answers are not compressed.
 const COMPRESSED_ABOVE: usize = 128 << 10;
 
 fn compressed(text: &[u8], damages: bool) -> Vec<u8> {
-    /// At the end: a checksum, and the length.
+    /// The end of a gzip stream: a checksum, and the length.
     const CHECKSUM: usize = 8;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(text).expect("memory takes all");
@@ -383,7 +384,7 @@ impl ListPage<'_> {
         protobuf::list(version, kind, &self.version.to_string(), self.next, items)
     }
 
-    /// As a real server's: items of a list do not say what they are.
+    /// As with a real server, a list's items have no `kind` and `apiVersion`.
     fn in_json(&self, Resource { version: group, kind, .. }: Resource) -> Vec<u8> {
         let next = self.next.map(|NextPage { token, remaining }| {
             format!(r#","continue":"{token}","remainingItemCount":{remaining}"#)
@@ -405,7 +406,7 @@ impl ListPage<'_> {
 const TIERS: &str = "clusternetworkpolicies";
 const TIERS_GROUP: &str = "/apis/policy.networking.k8s.io";
 
-/// What kubectl asks before it knows what there is.
+/// The discovery that kubectl asks for before anything else.
 fn discovery(path: &str, manners: &Manners) -> Response<Body> {
     let groups: BTreeMap<&str, &str> = RESOURCES
         .iter()
@@ -449,7 +450,7 @@ fn resources_of(version: &str) -> Value {
     json!({ "kind": "APIResourceList", "groupVersion": version, "resources": resources })
 }
 
-/// A failure, in the API's words.
+/// A failure, as a `Status` object of the API.
 pub(super) fn failure(code: u16, reason: &str, message: &str) -> Response<Body> {
     let status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -1,4 +1,4 @@
-//! What kubectl does to objects.
+//! Changes of objects, for kubectl.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::server::Shared;
 use super::store::Stored;
 use super::watch::Body;
 
-/// Carries out a change, and answers with what is there now.
+/// Carries out a change, and answers with the resulting object.
 pub(super) async fn change(
     shared: &Arc<Shared>,
     target: &PathTarget,
@@ -71,20 +71,20 @@ pub(super) async fn change(
     }
 }
 
-/// These are always there.
+/// The namespaces that always exist.
 const NAMESPACES: [&str; 2] = ["default", "kube-system"];
 
 /// How long a namespace is still there after it was deleted.
 const TERMINATING: Duration = Duration::from_millis(50);
 
-/// Why nothing new can be in this namespace.
+/// The error if nothing new can be made in this namespace.
 fn refused(shared: &Arc<Shared>, target: &PathTarget, method: &Method) -> Option<Response<Body>> {
     let namespace = target.namespace.as_deref().filter(|name| !NAMESPACES.contains(name))?;
     let namespaces = RESOURCES.into_iter().find(|resource| resource.kind == "Namespace")?;
     let found = shared.store.get(namespaces, "", namespace);
     let is_ending = |found: &Stored| !found.value["metadata"]["deletionTimestamp"].is_null();
     match found {
-        // Tests put objects into namespaces that are not there, and agents tell events about them.
+        // Tests put objects into namespaces that do not exist, and agents write events into them.
         _ if method != Method::POST || target.resource.kind == "Event" => None,
         None => Some(failure(404, "NotFound", &format!("namespaces {namespace:?} not found"))),
         Some(found) if is_ending(&found) => {
@@ -95,13 +95,13 @@ fn refused(shared: &Arc<Shared>, target: &PathTarget, method: &Method) -> Option
     }
 }
 
-/// Whether `DeleteOptions` are about this object.
+/// Whether `DeleteOptions` permit to delete this object.
 fn is_meant(object: &Value, options: &Value) -> bool {
     let uid = &options["preconditions"]["uid"];
     uid.is_null() || *uid == object["metadata"]["uid"]
 }
 
-/// A namespace's end takes a moment, and what is in it goes first.
+/// Deletes a namespace: it takes a moment, and what is in the namespace goes first.
 fn terminate(shared: &Arc<Shared>, mut namespace: Value) -> Response<Body> {
     let name = namespace["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     namespace["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -124,7 +124,7 @@ fn put(shared: &Arc<Shared>, target: &PathTarget, mut object: Value, code: u16) 
     if let Some(namespace) = &target.namespace {
         object["metadata"]["namespace"] = namespace.as_str().into();
     }
-    // Every real object has it, and a few hundred bytes of it.
+    // Every real object has this field, with a few hundred bytes.
     object["metadata"]["managedFields"] =
         json!([{ "manager": "kubectl", "operation": "Update", "fieldsV1": { "f:spec": {} } }]);
     match shared.store.put(object) {
@@ -133,7 +133,7 @@ fn put(shared: &Arc<Shared>, target: &PathTarget, mut object: Value, code: u16) 
     }
 }
 
-/// RFC 7396.
+/// A merge patch (RFC 7396).
 fn merge(into: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         into.clone_from(patch);

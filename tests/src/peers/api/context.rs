@@ -18,15 +18,17 @@ use crate::packets::probe::{Outcome, Protocol};
 
 /// Where API servers listen: a host outside the cluster.
 const SERVER: &str = "203.0.113.66:6443";
-/// Where a real one listens that the tests' own stands in front of.
+/// Where a real server listens if the tests' own server is in front of it.
 const UPSTREAM: &str = "203.0.113.66:6444";
 
-/// The tests' own server has no ServiceCIDR unless it is given one.
+/// The outcomes for an unknown service address with the tests' own server, which has no ServiceCIDR
+/// unless a test puts one.
 const OWN: [Outcome; 1] = [Outcome::Unreachable];
-/// A real one has, since 1.33, and addresses in it are nobody else's.
+/// The same with a real server: since 1.33 it has a ServiceCIDR, and packets to other addresses in
+/// that range may be dropped.
 const REAL: [Outcome; 2] = [Outcome::Unreachable, Outcome::Dropped];
 
-/// What has not come about by then never will.
+/// How long anything may take.
 pub const BOUND: Duration = Duration::from_secs(90);
 
 /// The only port of [`ApiContext::put_web`].
@@ -35,11 +37,11 @@ pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 /// The fixture, and the API server that its agent follows.
 #[derive(Debug)]
 pub struct ApiContext<A> {
-    /// Who sends and who answers.
+    /// The hosts, the pods and the node.
     pub fixture: Fixture,
-    /// The API.
+    /// The API server.
     pub api: A,
-    /// What may come of a connection to an address that no service has.
+    /// The outcomes that a connection to an address without a service may have.
     unknown: &'static [Outcome],
 }
 
@@ -63,7 +65,7 @@ impl ApiContext<ApiServer> {
 }
 
 impl<A: Api> ApiContext<A> {
-    /// The server goes on after it was stopped.
+    /// Starts the server again after it was stopped.
     pub fn go_on(&mut self) -> Result<()> {
         self.api.go_on(&self.fixture.cluster.world.client)
     }
@@ -80,8 +82,8 @@ impl<A: Api> ApiContext<A> {
         Ok(Self { fixture, api, unknown })
     }
 
-    /// How the agent is run: with the server's kubeconfig, and without services where the server
-    /// has none of their endpoints.
+    /// The agent's settings: with the server's kubeconfig, and without services if the server does
+    /// not serve their EndpointSlices as the agent reads them.
     pub fn settings(&self) -> Settings {
         let flags =
             if self.api.has_slices() { Vec::new() } else { vec!["--services=off".to_owned()] };
@@ -102,12 +104,12 @@ impl<A: Api> ApiContext<A> {
         Agent::spawn(&self.fixture.cluster.world.node, self.settings())
     }
 
-    /// Puts this node's Node object there.
+    /// Puts this node's Node object.
     pub fn put_node(&self) -> Result<()> {
         self.put_node_with(&[])
     }
 
-    /// Puts it there with these podCIDRs.
+    /// Puts this node's Node object with these podCIDRs.
     pub fn put_node_with(&self, pod_cidrs: &[&str]) -> Result<()> {
         let addresses: Vec<IpAddr> = ["192.168.0.2", "2001:db8::1"].map(ip).into();
         let mut node = manifest::node(NODE, &addresses, "");
@@ -115,12 +117,12 @@ impl<A: Api> ApiContext<A> {
         self.api.put(&node)
     }
 
-    /// Puts service `name` there, at [`service_ips`] of `number`, served by `members`.
+    /// Puts service `name` at [`service_ips`] of `number`, with `members` as its endpoints.
     pub fn put_web(&self, name: &str, number: u8, members: &[Host]) -> Result<()> {
         self.api.put_all(&self.fixture.service(name, number, &HTTP, members)?)
     }
 
-    /// Removes service `name` and, where `slices`, what [`Self::put_web`] put beside it.
+    /// Removes service `name` and, with `slices`, the slices that [`Self::put_web`] put.
     pub fn delete_web(&self, name: &str, slices: bool) -> Result<()> {
         let named = |name: &str| json!({ "namespace": "default", "name": name });
         self.api
@@ -135,7 +137,8 @@ impl<A: Api> ApiContext<A> {
         Ok(())
     }
 
-    /// Waits until connections to service `number`, in both families, come to what `now` accepts.
+    /// Waits until connections to service `number`, in both families, have an outcome that `now`
+    /// accepts.
     pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
         for address in service_ips(number) {
             let to = SocketAddr::new(address, 80);
@@ -145,7 +148,7 @@ impl<A: Api> ApiContext<A> {
         Ok(())
     }
 
-    /// Waits until service `number` is answered by `who`.
+    /// Waits until `who` answers at service `number`.
     pub fn until_answered(&self, number: u8, who: Host) -> Result<()> {
         self.until(number, &format!("{who:?} answers"), |outcome| {
             outcome.endpoint().is_some_and(|endpoint| {
@@ -156,13 +159,13 @@ impl<A: Api> ApiContext<A> {
         })
     }
 
-    /// Waits until nobody translates the addresses of service `number`.
+    /// Waits until nothing translates the addresses of service `number`.
     pub fn until_unknown(&self, number: u8) -> Result<()> {
         self.until(number, "no such service", |outcome| self.unknown.contains(outcome))
     }
 }
 
-/// Plays `test` with the tests' own server, and with a real one where there is one.
+/// Plays `test` with the tests' own server, and with a real server if there is one.
 pub fn with_every_api(
     label: &str,
     test: impl Fn(&mut ApiContext<Box<dyn Api>>) -> Result<()>,
@@ -181,7 +184,7 @@ pub fn with_every_api(
     test(&mut real).context("with a real kube-apiserver")
 }
 
-/// Plays `test` with the tests' own server, and with that in front of a real one where there is one.
+/// Plays `test` with the tests' own server, and with it in front of a real server if there is one.
 pub fn with_faulty_apis(
     label: &str,
     test: impl Fn(&mut ApiContext<ApiServer>) -> Result<()>,
@@ -192,18 +195,18 @@ pub fn with_faulty_apis(
     test(&mut front).context("in front of a real kube-apiserver")
 }
 
-/// Waits until the agent says that something is wrong with `part` in it.
+/// Waits until the agent reports an error that contains `part`.
 pub fn until_error(agent: &Agent, part: &str) -> Result<()> {
     until_errors(agent, part, |errors| errors.iter().any(|error| error.to_string().contains(part)))
 }
 
-/// Waits until the agent says that nothing is wrong.
+/// Waits until the agent reports no error.
 pub fn until_no_error(agent: &Agent) -> Result<()> {
     until_errors(agent, "no errors", |errors| errors.is_empty())
 }
 
 fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Result<()> {
-    // One that has just been started may not listen yet.
+    // An agent that was just started may not listen yet.
     let errors = || Ok(agent.status().map(|mut status| status["errors"].take()));
     observed(what, BOUND, errors, |errors| {
         errors.as_ref().is_ok_and(|errors| errors.as_array().is_some_and(|all| now(all)))

@@ -1,5 +1,5 @@
-//! What the tests' server executes in containers: real processes, or what a test says, over
-//! WebSockets as kubectl has them.
+//! What the tests' server executes in containers: real processes, or what a test specifies, over
+//! WebSockets as kubectl uses them.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -30,24 +30,24 @@ use super::server::Shared;
 use super::watch::Body;
 use crate::node::netns::Netns;
 
-/// Channels of the protocol.
+/// Channels of the WebSocket protocol.
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
 const CLOSE: u8 = 255;
 
-/// The largest piece of output.
+/// The largest size of one message of output.
 const PIECE: usize = 16 << 10;
 
 /// A command for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecRequest {
-    /// The pod's.
+    /// The pod's namespace.
     pub namespace: String,
-    /// The pod.
+    /// The pod's name.
     pub pod: String,
-    /// The container.
+    /// The container's name.
     pub container: String,
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -64,23 +64,24 @@ pub enum Execution {
         /// The exit code.
         code: i32,
     },
-    /// As `denizen-agent relay`: the line that answers each request, after this time.
+    /// Behaves as `denizen-agent relay`: gives the line that answers each request, after this time.
     Relays(Duration, Box<dyn Fn(&Value) -> String + Send>),
     /// It prints this, and the connection breaks.
     BreaksOff(Vec<u8>),
-    /// Nothing.
+    /// Nothing, for ever.
     Hangs,
     /// A real process, in a network namespace.
     Runs(Command, PathBuf),
 }
 
 impl Execution {
-    /// As `denizen-agent relay`, at once. Answers are JSON: values, or texts where there is much.
+    /// Behaves as `denizen-agent relay`, without delay. Answers are JSON: as values, or as text if
+    /// long.
     pub fn relays<T: Display>(answer: impl Fn(&Value) -> T + Send + 'static) -> Self {
         Self::relays_after(Duration::ZERO, answer)
     }
 
-    /// The same after some time.
+    /// The same with a delay.
     pub fn relays_after<T: Display>(
         time: Duration,
         answer: impl Fn(&Value) -> T + Send + 'static,
@@ -92,7 +93,8 @@ impl Execution {
 /// Decides what a command does.
 pub type Executor = Arc<dyn Fn(&ExecRequest) -> Execution + Send + Sync>;
 
-/// The pod and the rest of a path of a pod's subresource: `exec` or `log`.
+/// The pod's namespace and name, and the rest of the path, if it is a pod's subresource: `exec` or
+/// `log`.
 pub(super) fn subresource(path: &str) -> Option<(String, String, &str)> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
@@ -103,7 +105,7 @@ pub(super) fn subresource(path: &str) -> Option<(String, String, &str)> {
     }
 }
 
-/// Switches the connection to the protocol, and executes the command.
+/// Upgrades the connection to a WebSocket, and executes the command.
 pub(super) fn exec(
     shared: &Arc<Shared>,
     mut request: Request<Incoming>,
@@ -139,7 +141,7 @@ pub(super) fn exec(
             WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
         let _executing = shared.executing();
         let execution = executor(&call);
-        // A client that goes away is no error of the server's.
+        // It is no error of the server's if the client goes away.
         let _ = Executing { socket, input: VecDeque::new() }.execute(execution).await;
     });
     Response::builder()
@@ -152,10 +154,10 @@ pub(super) fn exec(
         .expect("a status and headers that exist")
 }
 
-/// A command, and its client.
+/// A running command, with the connection to its client.
 struct Executing {
     socket: WebSocketStream<TokioIo<Upgraded>>,
-    /// What was read and not used.
+    /// Input that was received and not used yet.
     input: VecDeque<u8>,
 }
 
@@ -163,7 +165,7 @@ impl Executing {
     async fn execute(mut self, execution: Execution) -> Result<()> {
         match execution {
             Execution::Prints { stdout, stderr, code } => {
-                // In turns: who reads one of them first would wait for ever.
+                // In turns: a client that reads one of them to its end first would wait for ever.
                 let (mut out, mut err) = (stdout.chunks(PIECE), stderr.chunks(PIECE));
                 loop {
                     let (out, err) = (out.next(), err.next());
@@ -213,7 +215,7 @@ impl Executing {
         Ok(self.socket.send(Message::binary(message)).await?)
     }
 
-    /// Tells how the process ended, and closes the connection.
+    /// Sends the status that says how the process ended, and closes the connection.
     async fn end(&mut self, code: i32) -> Result<()> {
         let status = match code {
             0 => json!({ "metadata": {}, "status": "Success" }),
@@ -225,7 +227,7 @@ impl Executing {
         };
         self.send(STATUS, status.to_string().as_bytes()).await?;
         self.socket.close(None).await?;
-        // What is not read when a connection ends takes back what is on its way to the client.
+        // If a connection ends with unread input, data on its way to the client is lost.
         while self.socket.next().await.transpose()?.is_some() {}
         Ok(())
     }
@@ -272,7 +274,7 @@ impl Executing {
                 },
                 input = self.read(), if is_open => match input {
                     Ok(Some(bytes)) => {
-                        // It may have ended, and its output says why.
+                        // The process may have ended; then its output says why.
                         let _ = stdin.as_mut().map(|stdin| stdin.write_all(&bytes));
                     }
                     Ok(None) => {
@@ -284,7 +286,7 @@ impl Executing {
             }
         };
         if let Some(gone) = gone {
-            // As with container runtimes: nobody ends the process. It hears of it by its input.
+            // As with container runtimes, nobody kills the process: it only sees its input end.
             drop(stdin.take());
             while output.recv().await.is_some() {}
             child.wait()?;

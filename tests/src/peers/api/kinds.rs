@@ -8,15 +8,15 @@ use serde_json::Value;
 pub struct Resource {
     /// `v1` or `group/v1`.
     pub version: &'static str,
-    /// In paths.
+    /// The name in paths.
     pub plural: &'static str,
-    /// In objects.
+    /// The name in objects.
     pub kind: &'static str,
     /// Whether its objects are in namespaces.
     pub namespaced: bool,
 }
 
-/// All there are.
+/// All resources.
 pub const RESOURCES: [Resource; 10] = [
     Resource { version: "v1", plural: "services", kind: "Service", namespaced: true },
     Resource { version: "v1", plural: "nodes", kind: "Node", namespaced: false },
@@ -47,7 +47,7 @@ pub const RESOURCES: [Resource; 10] = [
         kind: "ServiceCIDR",
         namespaced: false,
     },
-    // Served only where the tests' server is told so.
+    // Served only if the server's manners say so.
     Resource {
         version: "policy.networking.k8s.io/v1alpha2",
         plural: "clusternetworkpolicies",
@@ -58,7 +58,7 @@ pub const RESOURCES: [Resource; 10] = [
 ];
 
 impl Resource {
-    /// That of an object.
+    /// The resource of an object.
     pub fn of(object: &Value) -> Result<Self> {
         let found = RESOURCES.into_iter().find(|resource| {
             object["kind"] == resource.kind && object["apiVersion"] == resource.version
@@ -66,7 +66,7 @@ impl Resource {
         found.with_context(|| format!("no resource of {} {}", object["apiVersion"], object["kind"]))
     }
 
-    /// Where discovery and objects of `version` begin.
+    /// The path of a version: discovery and objects are below it.
     pub fn prefix(version: &str) -> String {
         let root = if version == "v1" { "/api" } else { "/apis" };
         format!("{root}/{version}")
@@ -92,16 +92,15 @@ pub fn path_of(object: &Value) -> Result<String> {
 /// What a path is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathTarget {
-    /// Which resource.
     pub resource: Resource,
-    /// Only of this namespace.
+    /// Only in this namespace.
     pub namespace: Option<String>,
-    /// One object.
+    /// Only the object of this name.
     pub name: Option<String>,
 }
 
 impl PathTarget {
-    /// From `/api/v1/namespaces/default/services/web` and the like.
+    /// Parses paths such as `/api/v1/namespaces/default/services/web`.
     pub fn parse(path: &str) -> Option<Self> {
         let resource = |rest: &str, plural: &str| {
             let (version, below) =
@@ -116,7 +115,7 @@ impl PathTarget {
         };
         let words: Vec<&str> = path.trim_matches('/').split('/').collect();
         let is_plural = |word: &&&str| RESOURCES.iter().any(|resource| resource.plural == **word);
-        // A path that goes on after a namespace's name is about something in it.
+        // A path that goes on after a namespace's name refers to something in that namespace.
         let within = words.iter().position(|word| *word == "namespaces").map(|at| at + 2);
         let within = within.filter(|at| *at < words.len()).unwrap_or(0);
         let plural = words[within..].iter().find(is_plural)?;

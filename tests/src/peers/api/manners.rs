@@ -1,72 +1,73 @@
-//! How the tests' server behaves, and what it was asked.
+//! How the tests' server behaves, and the requests that it got.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How the server behaves. The default is well. In front of a real server, what is about pages,
-/// selectors, streams, bookmarks and lateness has no effect: that one answers such questions.
+/// How the server behaves; by default, well. In front of a real server, what concerns pages,
+/// selectors, streams, bookmarks and lateness has no effect: the real server answers such requests.
 #[derive(Debug, Clone)]
 pub struct Manners {
     /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
     pub refuses_streams: bool,
-    /// Objects are selected by no field but their names, as Services by a server before 1.31.
+    /// Objects are selected by no field but their names, as with Services before Kubernetes 1.31.
     pub refuses_fields: bool,
-    /// A list begins, and its end is never sent.
+    /// The beginning of a list is sent, and its end never.
     pub never_ends_lists: bool,
     /// Everything is answered in JSON, whatever was asked for.
     pub only_json: bool,
     /// New connections speak HTTP/1.1.
     pub only_http1: bool,
-    /// Resources about which every question is answered with 429, in text, and this number of
+    /// A resource for which every request is answered with 429, in plain text, and this number of
     /// seconds in `Retry-After`.
     pub too_many: Option<(&'static str, u64)>,
     /// No page has more objects than this, whatever was asked for.
     pub page: usize,
-    /// So many of the next further pages are gone when they are asked for.
+    /// For this many of the next requests for a further page, the page is gone.
     pub loses_pages: usize,
-    /// So many of the next lists, in pages or streams, break off half way.
+    /// This many of the next lists, in pages or as streams, break off half way.
     pub breaks_lists: usize,
     /// Compressed lists have a wrong checksum.
     pub damages_lists: bool,
-    /// No watch can begin where it wants to: the history is forgotten.
+    /// No watch can resume where it wants to: the history is forgotten.
     pub forgets: bool,
-    /// Resources of which a watch's first event is longer than 16 MiB.
+    /// Resources for which a watch's first event is longer than 16 MiB.
     pub oversized: Vec<&'static str>,
-    /// Every so many events, a watch has one that is neither JSON nor protobuf.
+    /// Before every event whose number is a multiple of this, a watch gets something that is
+    /// neither JSON nor protobuf.
     pub garbage_every: Option<usize>,
-    /// Everything is sent in pieces of so many bytes, with pauses.
+    /// Everything is sent in pieces of this many bytes, with this pause between them.
     pub slow: Option<(usize, Duration)>,
     /// Resources that are not served.
     pub unserved: Vec<&'static str>,
     /// ClusterNetworkPolicies are defined, and served.
     pub tiers: bool,
-    /// Resources about which a question is answered with a page that is no JSON, as by a proxy that
-    /// is not meant to be there.
+    /// Resources for which a request is answered with a page that is not JSON, as by a proxy that
+    /// is in the way by mistake.
     pub garbled: Vec<&'static str>,
-    /// Resources that nobody may read, and of the subresources of pods also what nobody may do
-    /// alone: `create pods/exec`.
+    /// Resources that nobody may read. For subresources of pods, it may also be one verb alone that
+    /// nobody may do: `create pods/exec`.
     pub forbidden: Vec<&'static str>,
-    /// So many seconds the server's clock is ahead.
+    /// How many seconds the server's clock is ahead.
     pub clock_ahead: i64,
-    /// Its release.
+    /// The server's Kubernetes version.
     pub release: &'static str,
-    /// Resources about which a question gets no answer.
+    /// Resources for which requests get no answer.
     pub silent: Vec<&'static str>,
-    /// Paths about which a question gets no answer until this ends.
+    /// Paths for which requests get no answer until they are removed from this list.
     pub silent_paths: Vec<String>,
-    /// Paths that are answered with a page that is no JSON.
+    /// Paths that are answered with a page that is not JSON.
     pub garbled_paths: Vec<String>,
     /// Paths that nobody may read.
     pub forbidden_paths: Vec<String>,
-    /// Resources of which watches bring no change: they lag behind, as a real server's may.
+    /// Resources whose watches bring no changes: they lag behind, as a real server's may.
     pub late: Vec<&'static str>,
-    /// The tokens that are known; any client where there are none.
+    /// The tokens that are accepted; if empty, every client is.
     pub tokens: Vec<String>,
-    /// How often a watch gets a bookmark.
+    /// The interval of a watch's bookmarks.
     pub bookmarks: Duration,
-    /// Watches end after this, whatever was asked for.
+    /// Watches end after this time, whatever the client asked for.
     pub watches_last: Duration,
-    /// The protocol of commands in containers.
+    /// The WebSocket subprotocol of commands in containers.
     pub exec_protocol: &'static str,
 }
 
@@ -106,15 +107,15 @@ impl Default for Manners {
     }
 }
 
-/// Where in an event a watch is cut.
+/// Where a watch is cut off.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum CutPoint {
-    /// In its length, which JSON has none of.
+    /// Within an event's length, which only protobuf has.
     Length,
-    /// In its body.
+    /// Within an event's body.
     #[default]
     Body,
-    /// Before it.
+    /// Between two events.
     Between,
 }
 
@@ -127,7 +128,7 @@ impl Manners {
         self.forbidden.iter().any(is_it)
     }
 
-    /// What a client must be permitted for a WebSocket to a container. It is a GET, so before
+    /// The verbs of which a client needs one for a WebSocket to a container. It is a GET, so before
     /// Kubernetes 1.35 `get` was enough. SPDY is a POST, and has always needed `create`.
     pub(super) fn exec_verbs(&self) -> &'static [&'static str] {
         let minor: Option<u32> =
@@ -141,28 +142,28 @@ impl Manners {
 pub struct ReceivedRequest {
     /// `GET` and so on.
     pub method: String,
-    /// Without the query.
+    /// The path without the query.
     pub path: String,
     /// The query, decoded.
     pub query: BTreeMap<String, String>,
-    /// Which program asked, as it calls itself.
+    /// The client's `User-Agent`.
     pub user_agent: String,
-    /// Whether it asked for protobuf before JSON.
+    /// Whether the client prefers protobuf to JSON.
     pub protobuf: bool,
-    /// Whether it asked for the metadata of objects alone.
+    /// Whether the client asked only for the objects' metadata.
     pub metadata_only: bool,
     /// Whether the answer may be compressed.
     pub gzip: bool,
-    /// The number of its connection, where the server says it.
+    /// The number of its connection, if the server reports it.
     pub connection: Option<usize>,
-    /// When it came.
+    /// When the request arrived.
     pub at: Instant,
     /// The status of the answer; 0 while there is none.
     pub status: u16,
 }
 
 impl ReceivedRequest {
-    /// A parameter.
+    /// A parameter of the query.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }
@@ -172,7 +173,7 @@ impl ReceivedRequest {
         matches!(self.parameter("watch"), Some("true" | "1"))
     }
 
-    /// Whether it is a list as a stream.
+    /// Whether it is a streaming list.
     pub fn is_stream(&self) -> bool {
         self.is_watch() && self.parameter("sendInitialEvents") == Some("true")
     }

@@ -1,5 +1,5 @@
 //! A real kube-apiserver with its etcd, from the folder that `KUBEBUILDER_ASSETS` names. Its audit
-//! log has what the agent asked.
+//! log contains the agent's requests.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -22,23 +22,23 @@ use crate::conf::documents;
 use crate::eventually::observed;
 use crate::node::netns::{Netns, checked};
 
-/// A real server says that it is ready after some ten seconds.
+/// A real server takes some ten seconds until it is ready.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Who puts objects there.
+/// The token of the client that puts objects.
 const ADMIN: &str = "the-admins-token";
-/// Who the agent is.
+/// The agent's token.
 pub(super) const AGENTS_TOKEN: &str = "the-agents-token";
-/// Who the kubeconfig file is for. It has the rights that `conf/` gives it.
+/// The user that the kubeconfig file is for. It has the permissions that `conf/` gives it.
 pub const AGENT: &str = "system:serviceaccount:kube-system:denizen";
 
 /// The ranges that [`crate::node::fixture::service_ips`] are in.
 const SERVICE_RANGES: &str = "172.30.0.0/16,fd00:172:30::/112";
 
-/// In the server's folder.
+/// The audit log's name in the server's folder.
 const AUDIT_LOG: &str = "audit.log";
 
-/// The folder with `kube-apiserver` and `etcd`, where there is one.
+/// The folder with `kube-apiserver` and `etcd`, if there is one.
 pub fn assets() -> Option<PathBuf> {
     std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from)
 }
@@ -54,7 +54,7 @@ pub struct RealServer {
     namespace: String,
     is_old: bool,
     flags: Vec<String>,
-    /// Both, while they run.
+    /// Both processes, while they run.
     etcd: Option<Child>,
     server: Option<Child>,
 }
@@ -74,7 +74,7 @@ impl RealServer {
         let key = file("server.key", identity.key.serialize_pem())?;
         let accounts = rcgen::KeyPair::generate()?;
         let signing = file("accounts.key", accounts.serialize_pem())?;
-        // The flag would take a private key too, but not as PKCS #8 has one of an elliptic curve.
+        // The flag would also take a private key, but not an elliptic-curve key in PKCS #8.
         let checking = file("accounts.pub", accounts.public_key_pem())?;
         let tokens =
             format!("{ADMIN},admin,admin,\"system:masters\"\n{AGENTS_TOKEN},{AGENT},agent\n");
@@ -129,18 +129,18 @@ impl RealServer {
         Ok(real)
     }
 
-    /// Puts ClusterRoles and ClusterRoleBindings there.
+    /// Puts ClusterRoles and ClusterRoleBindings.
     pub fn put_roles(&self, roles: &[Value]) -> Result<()> {
         let requests = roles.iter().map(|role| Ok(ApiRequest::put(&path_of_role(role)?, role)));
         self.ask(&requests.collect::<Result<Vec<_>>>()?.concat()).map(drop)
     }
 
-    /// How the tests' own server reaches it.
+    /// How the tests' own server connects to this one.
     pub(super) fn upstream(&self) -> Result<Upstream> {
         Ok(Upstream::new(self.address, self.authority.client_config()?))
     }
 
-    /// The version in which it has EndpointSlices.
+    /// The newest API version in which it serves EndpointSlices.
     pub fn slices(&self) -> &'static str {
         if self.is_old { "discovery.k8s.io/v1beta1" } else { "discovery.k8s.io/v1" }
     }
@@ -154,7 +154,7 @@ impl RealServer {
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        // It makes this service, and its namespace, a while after it says that it is ready.
+        // The server makes this Service, and its namespace, a while after it reports to be ready.
         let made = [
             "/readyz".to_owned(),
             "/api/v1/namespaces/default/services/kubernetes".to_owned(),
@@ -175,7 +175,7 @@ impl RealServer {
         ready.with_context(|| fs::read_to_string(&log).unwrap_or_default())?.map(drop)
     }
 
-    /// Asks by curl, on one connection, until a request fails. Returns the last answer.
+    /// Sends requests by curl, on one connection, until one fails. Returns the last answer.
     fn ask(&self, requests: &[ApiRequest]) -> Result<String> {
         let folder = tempfile::tempdir()?;
         let file = |name: &str| folder.path().join(name);
@@ -212,10 +212,10 @@ impl RealServer {
     }
 }
 
-/// Where ClusterNetworkPolicies are.
+/// The path of ClusterNetworkPolicies.
 const CLUSTER_POLICIES: &str = "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies";
 
-/// ClusterNetworkPolicies as a server sees them that checks nothing in them.
+/// A CustomResourceDefinition of ClusterNetworkPolicies without any validation.
 fn tiers_definition() -> Value {
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     json!({
@@ -235,7 +235,7 @@ fn tiers_definition() -> Value {
     })
 }
 
-/// All that the agent asks, and nothing else.
+/// Records all requests of the agent, and nothing else.
 fn audit_policy() -> Value {
     json!({
         "apiVersion": "audit.k8s.io/v1", "kind": "Policy",
@@ -243,7 +243,7 @@ fn audit_policy() -> Value {
     })
 }
 
-/// The requests of an audit log, in their order. It has several events of each.
+/// The requests in an audit log, in their order. The log has several events for each.
 fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
     let (now, clock) = (Instant::now(), Timestamp::now());
     let mut numbers = HashMap::new();
@@ -265,7 +265,7 @@ fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
                 path: path.to_owned(),
                 query: query_of(query),
                 user_agent: text("userAgent").to_owned(),
-                // It says none of these.
+                // The audit log contains none of these.
                 protobuf: false,
                 metadata_only: false,
                 gzip: false,
@@ -281,17 +281,17 @@ fn audited(log: &str) -> Result<Vec<ReceivedRequest>> {
     Ok(requests)
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone)]
 struct ApiRequest {
     method: &'static str,
     path: String,
-    /// Its content type, and what it is.
+    /// The content type and the body.
     body: Option<(&'static str, Value)>,
 }
 
 impl ApiRequest {
-    /// Those that put an object at this path.
+    /// The requests that put an object at this path.
     fn put(path: &str, object: &Value) -> Vec<Self> {
         let mut applied = object.clone();
         let status = applied.as_object_mut().and_then(|fields| fields.remove("status"));

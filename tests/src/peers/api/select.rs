@@ -1,5 +1,5 @@
-//! Label and field selectors, as far as the agent and kubectl use them. What is not understood is
-//! an error, as it is for a real server.
+//! Label and field selectors, as far as the agent and kubectl use them. Any other selector is an
+//! error, as with a real server.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ pub struct Selector {
 enum Term {
     NoLabel(String),
     Label(String, String),
-    /// One of the addresses of a pod.
+    /// A pod has this address.
     PodIp(String),
     Namespace(String),
     Field {
@@ -28,7 +28,7 @@ const FIELDS: [&str; 5] =
     ["metadata.name", "metadata.namespace", "spec.clusterIP", "spec.nodeName", "status.phase"];
 
 impl Selector {
-    /// From `labelSelector`, `fieldSelector` and the path's namespace.
+    /// Parses `labelSelector` and `fieldSelector`, and adds the path's namespace.
     pub fn parse(
         labels: Option<&str>,
         fields: Option<&str>,

@@ -1,4 +1,4 @@
-//! The tests' own API server: real HTTP over real TLS, in a namespace.
+//! The tests' own API server: real HTTP over real TLS, in a network namespace.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -29,17 +29,17 @@ use super::tls::{Authority, replace};
 use super::upstream::Upstream;
 use crate::node::netns::Netns;
 
-/// The token that the kubeconfig file holds at first.
+/// The token in the kubeconfig's folder at first.
 const TOKEN: &str = "the-first-token";
 
-/// How many requests a connection may have, as with kube-apiserver since 1.29.
+/// How many requests a connection may have at once, as with kube-apiserver since 1.29.
 const STREAMS: u32 = 100;
 
 /// What all connections share.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) store: Store,
-    /// Who answers in its place, where its manners are good.
+    /// The real server behind this one: it answers unless the manners prescribe a fault.
     pub(super) upstream: Option<Upstream>,
     manners: Mutex<Manners>,
     requests: Mutex<Vec<ReceivedRequest>>,
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     connections: AtomicUsize,
     /// Breaks every watch off.
     pub(super) cut: watch::Sender<CutPoint>,
-    /// Tells every watch that it is too old.
+    /// Tells every watch that its version is too old.
     pub(super) expire: watch::Sender<u64>,
 }
 
@@ -89,7 +89,7 @@ impl Shared {
         self.manners.lock().expect("nobody panics with it").clone()
     }
 
-    /// Takes one from a number of misdeeds to be done; whether there was one.
+    /// Takes one from a number of faults that are left to do; returns whether one was left.
     pub(super) fn take(&self, which: impl FnOnce(&mut Manners) -> &mut usize) -> bool {
         let mut manners = self.manners.lock().expect("nobody panics with it");
         let left = which(&mut manners);
@@ -121,7 +121,7 @@ pub struct ApiServer {
     kubeconfig: PathBuf,
     authority: Authority,
     running: Option<RunningThread>,
-    /// Who has the objects, if not this one itself.
+    /// The real server that has the objects, if this one does not have them itself.
     real: Option<RealServer>,
 }
 
@@ -137,8 +137,8 @@ impl ApiServer {
         Self::start_with(netns, address, folder, None)
     }
 
-    /// Starts one in front of a real server in the same namespace. What its manners do not spoil is
-    /// answered by that one, byte for byte; and that one has the objects.
+    /// Starts a server in front of a real one in the same namespace. The real server has the
+    /// objects, and answers everything for which the manners prescribe no fault, byte for byte.
     pub fn in_front_of(
         real: RealServer,
         netns: &Netns,
@@ -158,7 +158,7 @@ impl ApiServer {
         let token = if real.is_some() { AGENTS_TOKEN } else { TOKEN };
         authority.write_kubeconfig(folder, &format!("https://{address}"), token)?;
         let upstream = real.as_ref().map(RealServer::upstream).transpose()?;
-        // Whether a real server has ClusterNetworkPolicies, it says itself.
+        // A real server decides by itself whether it serves ClusterNetworkPolicies.
         let manners = Manners { tiers: real.is_some(), ..Manners::default() };
         let shared = Shared { upstream, manners: manners.into(), ..Shared::default() };
         let mut server = Self {
@@ -174,7 +174,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Starts it again after [`Self::stop`], with the objects that it has.
+    /// Starts the server again after [`Self::stop`], with the objects that it had.
     pub fn go_on(&mut self, netns: &Netns) -> Result<()> {
         let listener = netns.run(|| TcpListener::bind(self.address))?;
         let listener = listener.with_context(|| format!("cannot listen at {}", self.address))?;
@@ -199,7 +199,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Ends all connections and listens no more: the API is away.
+    /// Ends all connections and stops listening: the API is unavailable.
     pub fn stop(&mut self) {
         if let Some(RunningThread { stop, thread }) = self.running.take() {
             let _ = stop.send(());
@@ -207,17 +207,17 @@ impl ApiServer {
         }
     }
 
-    /// Changes how it behaves.
+    /// Changes the server's manners.
     pub fn behave(&self, change: impl FnOnce(&mut Manners)) {
         change(&mut self.shared.manners.lock().expect("nobody panics with it"));
     }
 
-    /// What commands in containers do from now on.
+    /// Decides what commands in containers do, from now on.
     pub fn execute(&self, executor: Executor) {
         *self.shared.executor.lock().expect("nobody panics with it") = Some(executor);
     }
 
-    /// How many commands have run at once.
+    /// The largest number of commands that ran at the same time.
     pub fn most_at_once(&self) -> usize {
         self.shared.executions.most.load(Ordering::Relaxed)
     }
@@ -232,7 +232,7 @@ impl ApiServer {
         self.shared.cut.send_replace(point);
     }
 
-    /// Tells every watch that it is too old (410).
+    /// Tells every watch that its version is too old (410).
     pub fn expire_watches(&self) {
         self.shared.expire.send_modify(|count| *count += 1);
     }
@@ -242,7 +242,7 @@ impl ApiServer {
         self.store().compact();
     }
 
-    /// Takes another certificate authority; the kubeconfig's is changed only by
+    /// Creates a new certificate authority. The kubeconfig keeps the old one until
     /// [`Self::publish_authority`].
     pub fn change_authority(&mut self) -> Result<()> {
         self.authority = Authority::new()?;
@@ -259,7 +259,7 @@ impl ApiServer {
         replace(&self.folder.join("token"), token)
     }
 
-    /// Puts an object in the place of the one with its UID; whether that is still there.
+    /// Replaces the object with the same UID; returns whether there still was one.
     pub fn update(&self, object: &Value) -> Result<bool> {
         Ok(self.store().update(object.clone())?.is_some())
     }
@@ -284,7 +284,7 @@ impl ApiServer {
         &self.shared.store
     }
 
-    /// Where its kubeconfig file, certificate and token are.
+    /// The folder of its kubeconfig file, certificate and token.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -374,7 +374,7 @@ impl Api for ApiServer {
     }
 }
 
-/// Where the store has this object.
+/// The key of this object in the store.
 fn key(object: &Value) -> Result<(Resource, &str, &str)> {
     let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
     Ok((Resource::of(object)?, text("namespace"), text("name")))
@@ -386,7 +386,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// How it speaks TLS.
+/// The server's TLS settings.
 #[derive(Clone)]
 struct Acceptors {
     both: TlsAcceptor,
@@ -403,7 +403,7 @@ async fn accept(listener: TcpListener, tls: Acceptors, shared: Arc<Shared>) -> R
         let tls = if shared.manners().only_http1 { &tls.http1 } else { &tls.both };
         let (tls, shared) = (tls.clone(), shared.clone());
         tokio::spawn(async move {
-            // A client that does not trust us says so and goes.
+            // A client that does not trust the certificate ends the handshake.
             let Ok(stream) = tls.accept(stream).await else {
                 return;
             };

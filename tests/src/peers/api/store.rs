@@ -12,27 +12,27 @@ use tokio::sync::watch;
 use super::kinds::Resource;
 use super::select::Selector;
 
-/// An object as it is at one version. What clients get is written once.
+/// An object at one version. What clients get is encoded only once.
 #[derive(Debug)]
 pub struct Stored {
     /// The object.
     pub value: Value,
-    /// The same as JSON.
+    /// The object as JSON.
     pub json: Bytes,
-    /// The same in protobuf, without its envelope; `None` if that kind has none here.
+    /// The object in protobuf, without its envelope; `None` if its kind has no encoding here.
     pub protobuf: Option<Bytes>,
 }
 
 /// Names an object: its resource, namespace (empty where there is none) and name.
 pub type StoredKey = (Resource, String, String);
 
-/// One change, as the history has it.
+/// One change in the history.
 #[derive(Debug, Clone)]
 struct StoreChange {
     version: u64,
     resource: Resource,
     before: Option<Arc<Stored>>,
-    /// Of a deleted object its last state, at the version of the deletion.
+    /// For a deleted object its last state, with the version of the deletion.
     after: Arc<Stored>,
     deleted: bool,
 }
@@ -51,20 +51,20 @@ struct StoreContent {
     version: u64,
     objects: BTreeMap<StoredKey, Arc<Stored>>,
     history: Vec<StoreChange>,
-    /// What happened up to here is forgotten.
+    /// Changes up to this version are forgotten.
     forgotten: u64,
-    /// Lists that are handed out in pages.
+    /// Lists whose further pages may still be asked for.
     snapshots: BTreeMap<(Resource, u64), Vec<Arc<Stored>>>,
 }
 
-/// All that the server has.
+/// All objects of the server, with their history.
 #[derive(Debug)]
 pub struct Store {
     content: Mutex<StoreContent>,
     version: watch::Sender<u64>,
 }
 
-/// The history does not go back so far.
+/// The history does not go back as far as a client asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone;
 
@@ -76,12 +76,12 @@ impl Default for Store {
 }
 
 impl Store {
-    /// Puts an object there, with a version of its own; what is stored.
+    /// Creates or replaces an object, with a new version; returns what is stored.
     pub fn put(&self, value: Value) -> Result<Arc<Stored>> {
         self.put_in(&mut self.content(), value)
     }
 
-    /// The same in the place of an object with the same UID; `None` if that is gone.
+    /// Replaces the object with the same UID; `None` if it is gone.
     pub fn update(&self, mut value: Value) -> Result<Option<Arc<Stored>>> {
         let key = key(Resource::of(&value)?, &mut value);
         let mut content = self.content();
@@ -110,7 +110,7 @@ impl Store {
             metadata["creationTimestamp"] =
                 inherited("creationTimestamp").unwrap_or_else(|| "2026-01-01T00:00:00Z".into());
         }
-        // As for a real server: only a deletion sets it, and nothing takes it back.
+        // As with a real server: only a deletion sets the timestamp, and nothing removes it.
         if metadata["deletionTimestamp"].is_null()
             && let Some(before) = before.as_ref().map(|before| &before.value["metadata"])
             && !before["deletionTimestamp"].is_null()
@@ -130,7 +130,7 @@ impl Store {
         Ok(after)
     }
 
-    /// Removes an object; what it was.
+    /// Deletes an object; returns its last state.
     pub fn delete(&self, resource: Resource, namespace: &str, name: &str) -> Option<Arc<Stored>> {
         let mut content = self.content();
         let before = content.objects.remove(&(resource, namespace.to_owned(), name.to_owned()))?;
@@ -150,7 +150,7 @@ impl Store {
         Some(after)
     }
 
-    /// Removes all that is in a namespace.
+    /// Deletes all objects in a namespace.
     pub fn empty(&self, namespace: &str) {
         let within: Vec<StoredKey> =
             self.content().objects.keys().filter(|key| key.1 == namespace).cloned().collect();
@@ -172,7 +172,7 @@ impl Store {
         of_resource.map(|(_, object)| object.value.clone()).collect()
     }
 
-    /// Everything selected, and the version that it is of.
+    /// All selected objects, and the version of this list.
     pub fn list(&self, resource: Resource, selector: &Selector) -> (Vec<Arc<Stored>>, u64) {
         let content = self.content();
         let of_resource = content.objects.iter().filter(|(key, _)| key.0 == resource);
@@ -191,7 +191,7 @@ impl Store {
         self.content().snapshots.get(&(resource, version)).cloned()
     }
 
-    /// What happened after `since` to what is selected, and until when.
+    /// The events after version `since` for selected objects, and the version that they lead to.
     pub fn events(
         &self,
         resource: Resource,
@@ -227,7 +227,7 @@ impl Store {
         content.snapshots.clear();
     }
 
-    /// Tells when there are changes.
+    /// Notifies of changes by the newest version.
     pub fn versions(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
@@ -245,13 +245,13 @@ impl Stored {
         Self { value, json, protobuf }
     }
 
-    /// What a list of metadata shows of it.
+    /// The object as it appears in a list of metadata.
     pub fn metadata_alone(&self) -> Self {
         Self::new(json!({ "kind": self.value["kind"], "metadata": self.value["metadata"] }))
     }
 }
 
-/// The name of an object, whose namespace is written into it where it belongs and is missing.
+/// The key of an object. Writes the default namespace into an object that needs one and lacks it.
 fn key(resource: Resource, value: &mut Value) -> StoredKey {
     let metadata = &mut value["metadata"];
     if resource.namespaced && metadata["namespace"].is_null() {

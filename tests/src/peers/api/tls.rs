@@ -32,11 +32,11 @@ pub struct Identity {
 }
 
 impl Authority {
-    /// A new one, which nobody trusts yet.
+    /// A new authority, which no client trusts yet.
     pub fn new() -> Result<Self> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A name of its own: what has its issuer's name passes for self-signed with OpenSSL.
+        // A name of its own: OpenSSL takes a certificate with its issuer's name for self-signed.
         params.distinguished_name.push(DnType::CommonName, "the tests' authority");
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.pem();
@@ -52,7 +52,7 @@ impl Authority {
         Ok(Identity { certificate, key })
     }
 
-    /// How a client speaks TLS that trusts this authority alone.
+    /// The TLS configuration of a client that trusts only this authority.
     pub fn client_config(&self) -> Result<Arc<ClientConfig>> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes())?)?;
@@ -79,7 +79,7 @@ impl Authority {
 }
 
 impl Identity {
-    /// How a server with this identity speaks TLS, and that it speaks one of these protocols.
+    /// The TLS configuration of a server with this identity, which offers these protocols (ALPN).
     pub fn server_config(&self, protocols: &[&str]) -> Result<Arc<ServerConfig>> {
         let key = PrivatePkcs8KeyDer::from(self.key.serialize_der());
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -91,7 +91,7 @@ impl Identity {
     }
 }
 
-/// Replaces a file in one step, as Kubernetes does with what it mounts.
+/// Replaces a file in one step, as Kubernetes does with mounted files.
 pub fn replace(path: &Path, text: &str) -> Result<()> {
     let beside = path.with_extension("new");
     fs::write(&beside, text).with_context(|| format!("cannot write {}", beside.display()))?;

@@ -1,4 +1,4 @@
-//! A real server behind the tests' own: requests that are passed on, and answers as they arrive.
+//! A real server behind the tests' own: forwards requests, and relays answers as they arrive.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ impl Upstream {
         Self { address, tls: tls.into() }
     }
 
-    /// The real server's answer. Lists may break off, and watches be cut.
+    /// Forwards a request; returns the real server's answer. Lists may break off, and watches be
+    /// cut.
     pub(super) async fn forward(
         &self,
         shared: &Arc<Shared>,
@@ -78,7 +79,7 @@ impl Upstream {
         Response::from_parts(head, body)
     }
 
-    /// Asks on a connection of its own, which ends with the answer's body.
+    /// Sends a request on a connection of its own, which ends with the answer's body.
     async fn ask(&self, request: Request<Incoming>) -> Result<Response<Incoming>> {
         let (mut head, body) = request.into_parts();
         let mut uri = head.uri.into_parts();
@@ -98,7 +99,7 @@ impl Upstream {
     }
 }
 
-/// A watch that goes through, event by event.
+/// A watch that is relayed, event by event.
 struct WatchRelay {
     events: EventPipe,
     cut: Receiver<CutPoint>,

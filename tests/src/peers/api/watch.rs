@@ -1,4 +1,4 @@
-//! The body of a watch, and of whatever else is sent piece by piece.
+//! The body of a watch, and of any other answer that is sent piece by piece.
 
 use std::io;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use super::store::Stored;
 /// The body of an answer.
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Nobody reads any more.
+/// The client does not read any more.
 #[derive(Debug)]
 pub(super) struct ReaderGone;
 
-/// Where the pieces of a body go.
+/// The sending end of a body.
 #[derive(Debug)]
 pub(super) struct Pipe {
     sender: mpsc::Sender<Result<Frame<Bytes>, io::Error>>,
@@ -34,7 +34,7 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// A pipe and its other end.
+    /// A pipe, and the body that reads from it.
     pub(super) fn new(manners: Manners) -> (Self, Body) {
         let (sender, receiver) = mpsc::channel(64);
         let pieces = stream::unfold(receiver, |mut receiver| async {
@@ -43,7 +43,7 @@ impl Pipe {
         (Self { sender, manners }, StreamBody::new(pieces).boxed_unsync())
     }
 
-    /// Sends all of a list, or as much of it as the server's manners want.
+    /// Sends a whole list, or as much of it as the server's manners permit.
     pub(super) async fn list(self, text: Bytes, breaks: bool) {
         if self.manners.never_ends_lists {
             let _ = self.write(text.slice(..text.len() / 2)).await;
@@ -67,12 +67,12 @@ impl Pipe {
         Ok(())
     }
 
-    /// Sends half of these bytes and ends the connection without a word.
+    /// Sends half of these bytes and ends the connection abruptly.
     pub(super) async fn break_off(&self, bytes: &Bytes) -> ReaderGone {
         self.end_with(bytes.slice(..bytes.len() / 2)).await
     }
 
-    /// Sends these bytes and ends the connection without a word.
+    /// Sends these bytes and ends the connection abruptly.
     async fn end_with(&self, bytes: Bytes) -> ReaderGone {
         let _ = self.send(Ok(Frame::data(bytes))).await;
         // What was written must have left before the connection is gone.
@@ -86,12 +86,12 @@ impl Pipe {
     }
 }
 
-/// What a watch is to show.
+/// What a watch shows.
 #[derive(Debug)]
 pub(super) struct WatchScope {
     pub(super) resource: Resource,
     pub(super) selector: Selector,
-    /// After which version; `None` for a list as a stream.
+    /// Changes after this version; `None` for a streaming list.
     pub(super) since: Option<u64>,
     pub(super) bookmarks: bool,
     pub(super) protobuf: bool,
@@ -108,7 +108,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// From now on it can be broken off.
+    /// A new watch. From now on it can be cut off.
     pub(super) fn new(shared: Arc<Shared>, scope: WatchScope, pipe: Pipe) -> Self {
         Self {
             cut: shared.cut.subscribe(),
@@ -119,7 +119,7 @@ impl Watch {
         }
     }
 
-    /// Until it is over.
+    /// Runs until the watch is over.
     pub(super) async fn run(mut self) {
         let _ = self.serve().await;
     }
@@ -162,7 +162,7 @@ impl Watch {
         }
     }
 
-    /// All that exists, and the bookmark that ends it.
+    /// Sends all existing objects, and the bookmark that ends them.
     async fn initial(&mut self) -> Result<u64, ReaderGone> {
         let WatchScope { resource, selector, .. } = &self.scope;
         let (objects, version) = self.shared.store.list(*resource, selector);
@@ -204,7 +204,7 @@ impl Watch {
     }
 }
 
-/// Where the events of a watch go, in one of the encodings.
+/// Sends the events of a watch, in one of the encodings.
 #[derive(Debug)]
 pub(super) struct EventPipe {
     pipe: Pipe,
@@ -217,7 +217,7 @@ impl EventPipe {
         Self { pipe, protobuf, sent: 0 }
     }
 
-    /// How long the first event of these bytes is, if all of it is there.
+    /// The length of the first event in these bytes, if they contain all of it.
     pub(super) fn first(&self, bytes: &[u8]) -> Option<usize> {
         let length = match (self.protobuf, bytes.first_chunk()) {
             (true, Some(length)) => 4 + usize::try_from(u32::from_be_bytes(*length)).ok()?,
@@ -227,7 +227,7 @@ impl EventPipe {
         (bytes.len() >= length).then_some(length)
     }
 
-    /// Sends an event as it is, once in a while after something that is none.
+    /// Sends an event unchanged; before it, garbage if the manners say so.
     pub(super) async fn event(&mut self, event: Bytes) -> Result<(), ReaderGone> {
         self.sent += 1;
         if self.pipe.manners.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
@@ -238,7 +238,7 @@ impl EventPipe {
         self.pipe.write(event).await
     }
 
-    /// Breaks off.
+    /// Cuts the watch off.
     pub(super) async fn cut(&self, point: CutPoint) -> ReaderGone {
         let begun: &[u8] = match (point, self.protobuf) {
             (CutPoint::Between, _) => b"",

@@ -29,7 +29,7 @@ pub struct ContainerConfig {
     /// Its log file, below the sandbox's folder of logs.
     #[prost(string, tag = "11")]
     pub log_path: String,
-    /// What of it is Linux's.
+    /// The part that only Linux has.
     #[prost(message, optional, tag = "15")]
     pub linux: Option<LinuxContainerConfig>,
 }
@@ -73,36 +73,36 @@ pub struct Mount {
     /// Whether the container cannot write there.
     #[prost(bool, tag = "3")]
     pub readonly: bool,
-    /// Whether mounts that the host makes below it later are seen too.
+    /// Whether the container sees mounts that the host makes below it later.
     #[prost(enumeration = "Propagation", tag = "5")]
     pub propagation: i32,
 }
 
-/// Which later mounts are seen.
+/// Which later mounts are visible where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum Propagation {
-    /// None.
+    /// In neither direction.
     Private = 0,
-    /// The host's, in the container.
+    /// The host's mounts, in the container.
     HostToContainer = 1,
 }
 
-/// What of a container is Linux's.
+/// The part of a container's configuration that only Linux has.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxContainerConfig {
-    /// What it may do.
+    /// Its security settings.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<ContainerSecurity>,
 }
 
-/// What a container may do.
+/// A container's security settings.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerSecurity {
-    /// Beyond, or short of, the runtime's default.
+    /// Capabilities beyond the runtime's default, or fewer.
     #[prost(message, optional, tag = "1")]
     pub capabilities: Option<Capabilities>,
-    /// Whether it may do everything.
+    /// Whether it is privileged.
     #[prost(bool, tag = "2")]
     pub privileged: bool,
     /// Whose namespaces it is in.
@@ -114,7 +114,7 @@ pub struct ContainerSecurity {
     /// Whether it cannot write to its own file system.
     #[prost(bool, tag = "7")]
     pub readonly_rootfs: bool,
-    /// Whether programs that it executes get no more than it has.
+    /// Whether programs that it executes get no further privileges.
     #[prost(bool, tag = "11")]
     pub no_new_privs: bool,
     /// Its group.
@@ -126,7 +126,7 @@ pub struct ContainerSecurity {
     /// Files that it can only read.
     #[prost(string, repeated, tag = "14")]
     pub readonly_paths: Vec<String>,
-    /// Its system calls.
+    /// Which system calls it may use.
     #[prost(message, optional, tag = "15")]
     pub seccomp: Option<SecurityProfile>,
 }
@@ -165,7 +165,7 @@ pub enum NamespaceMode {
     Node = 2,
 }
 
-/// A number that may be absent.
+/// An optional number.
 #[derive(Clone, PartialEq, Message)]
 pub struct Int64 {
     /// The number.
@@ -173,7 +173,7 @@ pub struct Int64 {
     pub value: i64,
 }
 
-/// A profile; as none is named, the runtime's own.
+/// A seccomp profile. It names none, so the runtime's default is used.
 #[derive(Clone, PartialEq, Message)]
 pub struct SecurityProfile {}
 
@@ -191,7 +191,7 @@ pub(super) struct CreateRequest {
 pub(super) struct ContainerStatusRequest {
     #[prost(string, tag = "1")]
     pub container: String,
-    /// Whether the answer has the runtime's own information too.
+    /// Whether the answer also contains the runtime's own information.
     #[prost(bool, tag = "2")]
     pub verbose: bool,
 }
@@ -205,18 +205,18 @@ pub(super) struct ContainerStatusAnswer {
     pub info: BTreeMap<String, String>,
 }
 
-/// How a container fares.
+/// The status of a container.
 #[derive(Clone, PartialEq, Message)]
 pub struct ContainerStatus {
     /// Whether it was started, runs or has ended.
     #[prost(enumeration = "ContainerState", tag = "3")]
     pub state: i32,
-    /// How it ended.
+    /// Its exit code.
     #[prost(int32, tag = "7")]
     pub exit_code: i32,
 }
 
-/// What becomes of a container.
+/// The states of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub enum ContainerState {
@@ -226,7 +226,7 @@ pub enum ContainerState {
     Running = 1,
     /// It has ended.
     Exited = 2,
-    /// Nobody knows.
+    /// Not known.
     Unknown = 3,
 }
 

@@ -1,4 +1,4 @@
-//! What kubelet says to a runtime of a pod's sandbox: CRI v1 (`k8s.io/cri-api`,
+//! The messages between kubelet and a runtime about a pod's sandbox: CRI v1 (`k8s.io/cri-api`,
 //! `pkg/apis/runtime/v1/api.proto`), as far as the tests need it.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::container::{
 /// A connection to a runtime.
 pub struct Cri {
     channel: Channel,
-    // After what it drives.
+    // Dropped after the channel, which needs it.
     runtime: Runtime,
 }
 
@@ -36,7 +36,7 @@ pub struct Metadata {
     /// The pod's namespace.
     #[prost(string, tag = "3")]
     pub namespace: String,
-    /// Which try this is.
+    /// The number of this attempt.
     #[prost(uint32, tag = "4")]
     pub attempt: u32,
 }
@@ -47,7 +47,7 @@ pub struct SandboxConfig {
     /// Which pod it is for.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<Metadata>,
-    /// Where its containers' logs would be.
+    /// The folder for its containers' logs.
     #[prost(string, tag = "3")]
     pub log_directory: String,
     /// The pod's host ports.
@@ -56,7 +56,7 @@ pub struct SandboxConfig {
     /// The pod's annotations.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
-    /// What of it is Linux's; a runtime expects it, be it empty.
+    /// The part that only Linux has. A runtime expects it, even if it is empty.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxSandbox>,
 }
@@ -78,26 +78,26 @@ pub struct PortMapping {
     pub host_ip: String,
 }
 
-/// What of a sandbox is Linux's.
+/// The part of a sandbox's configuration that only Linux has.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxSandbox {
-    /// What it may do.
+    /// Its security settings.
     #[prost(message, optional, tag = "2")]
     pub security_context: Option<SandboxSecurity>,
 }
 
-/// What a sandbox may do.
+/// A sandbox's security settings.
 #[derive(Clone, PartialEq, Message)]
 pub struct SandboxSecurity {
     /// Whose namespaces it is in.
     #[prost(message, optional, tag = "1")]
     pub namespace_options: Option<NamespaceOption>,
-    /// Whether its containers may do everything.
+    /// Whether it may contain privileged containers.
     #[prost(bool, tag = "6")]
     pub privileged: bool,
 }
 
-/// A message of which nothing is used.
+/// A message without any field that is used.
 #[derive(Clone, PartialEq, Message)]
 pub struct Nothing {}
 
@@ -107,7 +107,7 @@ struct RunRequest {
     config: Option<SandboxConfig>,
 }
 
-/// Names a sandbox: the answer to `RunPodSandbox`, and what the other calls ask with.
+/// The id of a sandbox: the answer to `RunPodSandbox`, and the request of other calls.
 #[derive(Clone, PartialEq, Message)]
 struct Named {
     #[prost(string, tag = "1")]
@@ -165,7 +165,7 @@ struct Condition {
 }
 
 impl SandboxConfig {
-    /// Of the pod with this name, with a network of its own.
+    /// A sandbox for the pod with this name, with a network of its own.
     pub fn new(name: &str) -> Self {
         let metadata = Metadata {
             name: name.to_owned(),
@@ -192,19 +192,19 @@ impl Cri {
         Ok(Self { channel, runtime })
     }
 
-    /// Makes a sandbox, its network included, and says its id.
+    /// Makes a sandbox with its network; returns its id.
     pub fn run_sandbox(&self, name: &str) -> Result<String> {
         self.run_sandbox_as(SandboxConfig::new(name))
     }
 
-    /// The same for a sandbox that is not like most.
+    /// The same with another configuration.
     pub fn run_sandbox_as(&self, config: SandboxConfig) -> Result<String> {
         let config = Some(config);
         let Named { id } = self.call("RunPodSandbox", RunRequest { config })?;
         Ok(id)
     }
 
-    /// Makes a container in `sandbox`, which was made as `made`, starts it, and says its id.
+    /// Makes and starts a container in `sandbox`, whose configuration is `made`; returns its id.
     pub fn run_container(
         &self,
         sandbox: &str,
@@ -221,7 +221,7 @@ impl Cri {
         Ok(id)
     }
 
-    /// How a container fares.
+    /// The status of a container.
     pub fn container(&self, id: &str) -> Result<ContainerStatus> {
         self.container_status(id)?.status.context("a container without a status")
     }
@@ -249,8 +249,8 @@ impl Cri {
         self.call("ExecSync", request)
     }
 
-    /// Ends a sandbox: its network is taken away. Asked again, as kubelet does: the call fails if a
-    /// container ends by itself at the same moment.
+    /// Stops a sandbox, which removes its network. Tries twice, as kubelet does: the call fails if
+    /// a container ends by itself at the same moment.
     pub fn stop_sandbox(&self, id: &str) -> Result<()> {
         let stop = || self.call("StopPodSandbox", Named { id: id.to_owned() });
         let Nothing {} = stop().or_else(|_| stop())?;
@@ -263,7 +263,7 @@ impl Cri {
         Ok(())
     }
 
-    /// The addresses that the runtime tells kubelet.
+    /// The pod's addresses, as the runtime reports them to kubelet.
     pub fn addresses(&self, id: &str) -> Result<Vec<String>> {
         let answer: StatusAnswer = self.call("PodSandboxStatus", Named { id: id.to_owned() })?;
         let network = answer.status.and_then(|status| status.network);
@@ -272,7 +272,7 @@ impl Cri {
         Ok([network.ip].into_iter().chain(additional).collect())
     }
 
-    /// What keeps the runtime from making pods; `None` when nothing does.
+    /// Why the runtime cannot make pods; `None` if it can.
     pub fn not_ready(&self) -> Result<Option<String>> {
         let answer: RuntimeStatusAnswer = self.call("Status", Nothing {})?;
         let conditions = answer.status.unwrap_or_default().conditions;

@@ -1,4 +1,4 @@
-//! Images for containerd, as `docker save` would write them: one layer, and what is executed.
+//! Images for containerd, as `docker save` would write them: one layer, and the program to execute.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use serde_json::json;
 
 use crate::node::netns::checked;
 
-/// All of the pause image: a program that does nothing, for ever.
+/// The pause image's only program, which waits for ever.
 const PAUSE_SOURCE: &str = "int pause(void); int main(void) { for (;;) pause(); }\n";
 
-/// The image `name` of one static program, which waits.
+/// Makes the image `name` with one static program, which waits.
 pub fn pause(folder: &Path, name: &str) -> Result<PathBuf> {
     let root = made(&folder.join("root"))?;
     let source = folder.join("pause.c");
@@ -23,7 +23,7 @@ pub fn pause(folder: &Path, name: &str) -> Result<PathBuf> {
     archive(folder, name, "/pause")
 }
 
-/// Packs `folder/root`.
+/// Packs `folder/root` as an image.
 fn archive(folder: &Path, name: &str, program: &str) -> Result<PathBuf> {
     let run =
         |program: &mut Command| checked(program.current_dir(folder)).map(|output| output.stdout);

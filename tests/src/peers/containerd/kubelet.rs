@@ -1,5 +1,5 @@
-//! A DaemonSet's pod as kubelet has a runtime run it: with exactly the user, the capabilities, the
-//! mounts and the environment that the manifest grants.
+//! Runs a DaemonSet's pod as kubelet would: with exactly the user, the capabilities, the mounts and
+//! the environment that the manifest grants.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::agent::check::CheckReport;
 use crate::conf::texts;
 use crate::eventually::observed;
 
-/// What kubelet keeps from containers that are not privileged (kubernetes,
+/// The paths that kubelet hides from containers that are not privileged (kubernetes,
 /// `pkg/securitycontext/util.go`).
 const MASKED: [&str; 11] = [
     "/proc/asound",
@@ -35,17 +35,17 @@ const MASKED: [&str; 11] = [
     "/sys/devices/virtual/powercap",
 ];
 
-/// What such containers can only read; from the same place.
+/// The paths that such containers can only read (same source).
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Where kubelet mounts a service account's token that a pod does not ask for itself.
+/// Where kubelet mounts a service account's token into a pod that does not mount it itself.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// How long an init container may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What runs DaemonSets' pods on a node with containerd.
+/// Runs DaemonSets' pods on a node with containerd.
 #[derive(Debug)]
 pub struct Kubelet<'a> {
     /// The runtime.
@@ -54,7 +54,7 @@ pub struct Kubelet<'a> {
     pub objects: Vec<Value>,
     /// The node's name.
     pub node_name: &'a str,
-    /// Paths of the host that this node has elsewhere.
+    /// Paths of the host that are elsewhere on this node.
     pub paths: BTreeMap<&'a str, PathBuf>,
     /// The folder that holds the service account's `token`, the cluster's `ca.crt` and the pod's
     /// `namespace`.
@@ -67,12 +67,13 @@ pub struct DaemonPod {
     sandbox: String,
     containers: BTreeMap<String, String>,
     logs: PathBuf,
-    /// The `/proc` of the runtime, from here.
+    /// The `/proc` of the runtime's process namespace, as this process reaches it.
     processes: PathBuf,
 }
 
 impl Kubelet<'_> {
-    /// Runs the pod of the DaemonSet `name`: each init container to its end, then the others.
+    /// Runs the pod of the DaemonSet `name`: each init container to its end, then the other
+    /// containers.
     pub fn run(&self, name: &str) -> Result<DaemonPod> {
         let spec = &self.object("DaemonSet", name)?["spec"]["template"]["spec"];
         let logs = made(&self.containerd.folder, &format!("logs-{name}"))?;
@@ -144,7 +145,7 @@ impl Kubelet<'_> {
         Ok(all)
     }
 
-    /// What the manifest mounts.
+    /// The mounts of a container in the manifest.
     fn mounts(&self, spec: &Value, container: &Value) -> Result<Vec<Mount>> {
         let mut mounts = Vec::new();
         for mount in list(&container["volumeMounts"]) {
@@ -167,7 +168,7 @@ impl Kubelet<'_> {
         Ok(mounts)
     }
 
-    /// Where a volume is, for the runtime.
+    /// The path of a volume for the runtime.
     fn volume(&self, volume: &Value) -> Result<PathBuf> {
         let host = &volume["hostPath"];
         if host.is_null() {
@@ -185,7 +186,7 @@ impl Kubelet<'_> {
         Ok(path)
     }
 
-    /// A volume that kubelet writes. Of Secrets there is none.
+    /// Writes a volume as kubelet does. There are no Secrets.
     fn written(&self, volume: &Value) -> Result<PathBuf> {
         let folder = made(&self.containerd.folder, &text(&volume["name"])?)?;
         if let Some(name) = volume["configMap"]["name"].as_str() {
@@ -220,13 +221,14 @@ impl Kubelet<'_> {
 }
 
 impl DaemonPod {
-    /// What `denizen-agent status` says in the container `agent`; until it answers, an error.
+    /// What `denizen-agent status` prints in the container `agent`; an error until the agent
+    /// answers.
     pub fn status(&self) -> Result<Value> {
         let output = self.exec("agent", &["denizen-agent", "status", "--output", "json"])?;
         Ok(serde_json::from_str(&output)?)
     }
 
-    /// What `denizen-agent check` finds in the container `agent`.
+    /// The result of `denizen-agent check` in the container `agent`.
     pub fn check(&self) -> Result<CheckReport> {
         self.check_with(&[])
     }
@@ -238,7 +240,7 @@ impl DaemonPod {
         CheckReport::read(answer.exit_code, &answer.stdout, &answer.stderr)
     }
 
-    /// What a program says on standard output in a container, where it must succeed.
+    /// The standard output of a program in a container; an error unless it succeeds.
     pub fn exec(&self, container: &str, words: &[&str]) -> Result<String> {
         let answer = self.cri.exec(self.id(container)?, words)?;
         let complaint = String::from_utf8_lossy(&answer.stderr);
@@ -246,7 +248,8 @@ impl DaemonPod {
         Ok(String::from_utf8(answer.stdout)?)
     }
 
-    /// The folder in `/proc` of a container's first process. The container's files are in `root`.
+    /// The folder in `/proc` of a container's first process; `root` in it has the container's
+    /// files.
     pub fn process(&self, container: &str) -> Result<PathBuf> {
         let id = self.cri.pid(self.id(container)?)?;
         Ok(self.processes.join(id.to_string()))

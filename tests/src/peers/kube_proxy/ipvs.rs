@@ -30,23 +30,23 @@ pub struct Ipvs<'a> {
 /// One address and port of a service.
 #[derive(Debug, Clone)]
 pub struct VirtualServer {
-    /// Where it is asked.
+    /// The frontend.
     pub at: SocketAddr,
-    /// Over which protocol, TCP or UDP.
+    /// The protocol, TCP or UDP.
     pub protocol: Protocol,
-    /// At an address of the node.
+    /// Whether the frontend is a port at the node's address.
     pub is_node_port: bool,
-    /// Who answers.
+    /// The real servers.
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// How many connections there were, for each processor.
+/// The counters of connections, for each processor.
 const STATS: &str = "/proc/thread-self/net/ip_vs_stats_percpu";
 
-/// The families, by what iptables, ipset and the names of sets call them.
+/// For each family: the name of iptables' program, ipset's name, and the prefix in sets' names.
 const FAMILIES: [(&str, &str, &str); 2] = [("iptables", "inet", ""), ("ip6tables", "inet6", "6-")];
 
-/// The sets, and of which kind they are; `inet` stands for the family.
+/// The sets and their types; `inet` stands for the family.
 const SETS: [(&str, &str); 15] = [
     ("CLUSTER-IP", "hash:ip,port inet"),
     ("LOOP-BACK", "hash:ip,port,ip inet"),
@@ -65,7 +65,7 @@ const SETS: [(&str, &str); 15] = [
     ("HEALTH-CHECK-NODE-PORT", "bitmap:port range 0-65535"),
 ];
 
-/// Its rules, with a cluster CIDR in which nobody is: everybody is masqueraded.
+/// Its rules. The cluster CIDR contains no host, so everybody is masqueraded.
 const RULES: &str = "*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-POSTROUTING - [0:0]
@@ -122,7 +122,7 @@ COMMIT
 ";
 
 impl Ipvs<'_> {
-    /// Everything, from nothing, in the order in which kube-proxy makes it.
+    /// Makes everything from nothing, in kube-proxy's order.
     pub fn start(&self) -> Result<()> {
         for (key, value) in
             [("conntrack", "1"), ("expire_nodest_conn", "1"), ("expire_quiescent_template", "1")]
@@ -147,7 +147,7 @@ impl Ipvs<'_> {
         for (_, family, infix) in FAMILIES {
             for (set, kind) in SETS {
                 let kind = kind.replace(" inet", &format!(" family {family} maxelem 65536"));
-                // Names of sets have 31 characters; kube-proxy, too, cuts off one that has more.
+                // Names of sets have at most 31 characters; kube-proxy also cuts longer ones.
                 let name: String = format!("KUBE-{infix}{set}").chars().take(31).collect();
                 writeln!(text, "create {name} {kind}")?;
             }
@@ -170,7 +170,7 @@ impl Ipvs<'_> {
         Ok(text)
     }
 
-    /// What differs from what is `there`, as `ipvsadm` saves it.
+    /// The commands that lead from the virtual servers `there`, as `ipvsadm` saves them, to these.
     fn virtual_servers(&self, there: &str) -> Result<String> {
         let there: BTreeSet<&str> = there.lines().map(str::trim_end).collect();
         let mut text = String::new();
@@ -210,9 +210,9 @@ impl Ipvs<'_> {
         taken(self.node)
     }
 
-    /// Whether ipvs remembers TCP connections that have ended. When it forgets one, the kernel also
-    /// forgets what connection tracking has of the same addresses and ports, whoever carries that
-    /// by then.
+    /// Whether ipvs still has TCP connections that have ended. When it forgets one, the kernel also
+    /// deletes the conntrack entry with the same addresses and ports, even if the connection by
+    /// then belongs to somebody else.
     pub fn remembers(&self) -> Result<bool> {
         let text =
             self.node.run(|| std::fs::read_to_string("/proc/thread-self/net/ip_vs_conn"))??;
@@ -226,8 +226,8 @@ pub fn taken_if_there(node: &Netns) -> Result<u64> {
     if node.run(|| Path::new(STATS).exists())? { taken(node) } else { Ok(0) }
 }
 
-/// How many connections ipvs has taken in `node` so far. (Its sums are up to two seconds old; those
-/// of each processor are not.)
+/// How many connections ipvs has got in `node` so far. (The kernel's sums are up to two seconds
+/// old; the counters of each processor are not.)
 pub fn taken(node: &Netns) -> Result<u64> {
     let text = node.run(|| std::fs::read_to_string(STATS))??;
     let lines = text.lines().skip(2).map(str::trim_start);

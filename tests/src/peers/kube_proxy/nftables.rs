@@ -1,5 +1,5 @@
-//! The tables of a kube-proxy in nftables mode: a chain for each service and each endpoint, and
-//! maps that lead to them.
+//! The table of a kube-proxy in nftables mode: a chain for each service and each endpoint, and maps
+//! that lead to them.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use super::{KubeProxy, Served, hash};
 
-/// What is there without any service. The checks come before its own translation, or behind it; a
-/// packet to a cluster IP that nobody has translated by then is refused.
+/// The table without any service. The filter chains run before kube-proxy's DNAT or after it; a
+/// packet to a cluster IP that is still not translated then is rejected.
 const BASE: &str = "add table ip kube-proxy { comment \"rules for kube-proxy\"; }
 add set ip kube-proxy cluster-ips { type ipv4_addr; }
 add set ip kube-proxy nodeport-ips { type ipv4_addr; }
@@ -54,7 +54,7 @@ add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 100
 add rule ip kube-proxy nat-postrouting jump masquerading
 ";
 
-/// The first full load in nftables mode: everything in one transaction.
+/// The first full load, in one transaction.
 pub fn start(proxy: &KubeProxy<'_>) -> Result<()> {
     let mut text = BASE.to_owned();
     for served in &proxy.services {
@@ -63,8 +63,8 @@ pub fn start(proxy: &KubeProxy<'_>) -> Result<()> {
     proxy.node.nft(&text)
 }
 
-/// One service's endpoints in place of others: new chains, and those of the endpoints that are
-/// gone are emptied. (They are deleted a second later, in another transaction.)
+/// Replaces a service's endpoints: adds new chains, and empties those of removed endpoints. (They
+/// are deleted a second later, in another transaction.)
 pub fn replace(proxy: &KubeProxy<'_>, before: &Served, now: &Served) -> Result<()> {
     let mut text = String::new();
     for endpoint in &now.endpoints {
@@ -78,7 +78,7 @@ pub fn replace(proxy: &KubeProxy<'_>, before: &Served, now: &Served) -> Result<(
     proxy.node.nft(&text)
 }
 
-/// What `kube-proxy --cleanup` does to them.
+/// Removes the table, as `kube-proxy --cleanup` does.
 pub fn remove(proxy: &KubeProxy<'_>) -> Result<()> {
     proxy.node.nft("delete table ip kube-proxy\n")
 }
@@ -108,7 +108,7 @@ fn add_to(served: &Served, text: &mut String) -> std::fmt::Result {
     )
 }
 
-/// The chain of an endpoint, empty if it is there already.
+/// Adds the chain of an endpoint, or empties it if it exists.
 fn add_endpoint_to(served: &Served, text: &mut String, endpoint: &SocketAddr) -> std::fmt::Result {
     let (own, to) = (endpoint.ip(), endpoint_chain(served, endpoint));
     writeln!(
@@ -120,7 +120,7 @@ fn add_endpoint_to(served: &Served, text: &mut String, endpoint: &SocketAddr) ->
     )
 }
 
-/// A cluster CIDR in which nobody is: everybody is masqueraded.
+/// Adds the rules of a service. The cluster CIDR contains no host, so everybody is masqueraded.
 fn add_rules_to(served: &Served, text: &mut String) -> std::fmt::Result {
     let (ip, port, chain) = (served.at.ip(), served.at.port(), chain(served));
     let choice = |(slot, endpoint): (usize, &SocketAddr)| {

@@ -66,7 +66,7 @@ fn packet(world: &PolicyWorld, from: &str, to: &str, transport: Transport) -> bo
     allowed(world, PolicyPacket { from: from.parse().unwrap(), to: to.parse().unwrap(), transport })
 }
 
-/// Who of those with an address reaches pod `x/a` at TCP 80, and whom it reaches.
+/// Which of the others reach pod `x/a` at TCP 80, and which of them it reaches.
 fn reach(policies: Vec<Value>) -> (Vec<&'static str>, Vec<&'static str>) {
     let world = world(vec![], policies);
     let others = || [B, OTHER, OUTSIDE].into_iter();
@@ -88,7 +88,7 @@ fn directions_and_their_defaults() {
         (json!({}), none(), all.clone()),
         (json!({ "ingress": [] }), none(), all.clone()),
         (json!({ "ingress": [{}] }), all.clone(), all.clone()),
-        // The API server takes only an egress section with rules for a sign.
+        // The API server counts an egress section as egress only if it has rules.
         (json!({ "egress": [] }), none(), all.clone()),
         (json!({ "egress": [{}] }), none(), all.clone()),
         (json!({ "egress": [{ "to": [{ "podSelector": {} }] }] }), none(), vec![B]),

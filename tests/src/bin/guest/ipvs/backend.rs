@@ -35,10 +35,10 @@ pub(crate) const OWN_PORT: u16 = 7777;
 /// A virtual server that is not denizen's, as `ipvsadm` writes it.
 const FOREIGN: &str = "-A -t 203.0.113.7:80 -s wlc";
 
-/// The node's addresses. (The kernel makes those of a link late.)
+/// Arguments of `ip` that list the node's addresses, without link-local ones: these appear late.
 const GLOBAL: &[&str] = &["-o", "addr", "show", "scope", "global"];
 
-/// IPVS serves one endpoint after the other.
+/// IPVS serves one endpoint after the other, so this many connections reach all.
 const ROUND: usize = MEMBERS.len();
 
 /// An emulated processor has to load the kernel's modules first.
@@ -96,7 +96,8 @@ impl Served {
     /// Everyone reaches every endpoint at every frontend, and endpoints see the right source.
     fn everyone_is_answered(&self) -> Result<()> {
         for (to, keeps) in self.frontends()? {
-            // From there on, the cluster IP's virtual server takes all.
+            // The other frontends lead to the cluster IP's virtual server, so one protocol suffices
+            // there.
             let protocols = if keeps { &PROTOCOLS[..] } else { &PROTOCOLS[..1] };
             let all =
                 EVERYONE.iter().flat_map(|who| protocols.iter().map(|protocol| (*who, *protocol)));
@@ -112,7 +113,7 @@ impl Served {
         Ok(())
     }
 
-    /// Who answered.
+    /// Connects, checks the source that the endpoint saw, and returns which endpoint answered.
     fn asked(&self, who: Host, to: SocketAddr, protocol: Protocol, keeps: bool) -> Result<Host> {
         let outcome = self.fixture.ask(who, to, protocol)?;
         let said = || format!("{who:?} to {to}/{protocol}: {outcome:?}");
@@ -134,7 +135,7 @@ impl Served {
     }
 }
 
-/// A port of the node's own, at all its addresses.
+/// Listens at [`OWN_PORT`] at all addresses of the node.
 pub(crate) fn own_port(node: &Netns) -> Result<Server> {
     let everywhere = |any: IpAddr| {
         let address = SocketAddr::new(any, OWN_PORT);
@@ -144,7 +145,7 @@ pub(crate) fn own_port(node: &Netns) -> Result<Server> {
     Server::start(node, &any.map(everywhere))
 }
 
-/// The node's own port is not at these addresses of services.
+/// At these addresses of services, the node's own port is refused.
 fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let _server = own_port(node)?;
@@ -160,9 +161,9 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Another backend serves, and connections through IPVS may end: their services' addresses are
-/// still routed to the node. Neither has anybody a port of the node's there, nor does a neighbour
-/// learn that they are here.
+/// Another backend serves, and connections through IPVS drain: their services' addresses are still
+/// routed to the node. At these addresses nobody reaches a port of the node itself, and no
+/// neighbour learns that the node has them.
 fn nobody_is_misled_meanwhile(context: &GuestContext, neighbour: &Netns) -> Result<()> {
     eventually("no new connections for IPVS", PATIENCE, || Ok(!saved(context)?.contains(" -w 1")))?;
     let (services, routes) = (service_ips(11), routes(context.node())?);
@@ -176,7 +177,7 @@ fn saved(context: &GuestContext) -> Result<String> {
     context.node().output("ipvsadm", &["--save", "--numeric"])
 }
 
-/// Our routes.
+/// The routes of protocol 213: denizen's.
 fn routes(node: &Netns) -> Result<String> {
     let of =
         |family| node.output("ip", &[family, "route", "show", "table", "local", "proto", "213"]);
@@ -240,7 +241,8 @@ pub(crate) fn nobody_notices() -> Result<()> {
     })?;
     agent.terminate()?;
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
-    // The agent looks again in a minute. Waiting costs an emulated processor nothing, looking does.
+    // The agent checks again in a minute. On an emulated processor, waiting is cheap and asking is
+    // not.
     eventually("no virtual servers", PATIENCE, || {
         thread::sleep(Duration::from_secs(2));
         Ok(saved(&context)?.is_empty())

@@ -13,10 +13,10 @@ use crate::context::GuestContext;
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Well below a minute, after which all is looked at.
+/// Well below a minute, the interval of the full resync.
 const SOON: Duration = Duration::from_secs(20);
 
-/// They are back at once. Where it happens again and again, nf_tables balances instead.
+/// The agent restores them at once. If it happens again and again, nf_tables balances instead.
 pub(crate) fn is_repaired() -> Result<()> {
     let context = GuestContext::new("ipvs-cleared")?;
     let agent = context.start(vec!["--backend=ipvs".to_owned()])?;

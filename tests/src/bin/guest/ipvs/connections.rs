@@ -18,19 +18,20 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::long_connection::{self, ECHO, LongConnection, MEMBERS};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 
-/// IPVS forgets a silent connection after so many seconds, if nobody tells it otherwise.
+/// IPVS's own timeouts here, in seconds. Without denizen, it would forget a silent connection after
+/// that.
 const SHORT: u64 = 2;
 
-/// Which [`service_ips`] the echo service of several pods has, and its load balancer.
+/// The number among [`service_ips`] of an echo service with several pods, and of its load balancer.
 const ECHOES: u8 = 20;
 const BALANCER: u8 = 100;
 
-/// Which the service has whose endpoint is replaced before it answers, and where that one drops
-/// every SYN.
+/// The number of a service whose endpoint is replaced before it answers, and the port at which that
+/// first endpoint drops every SYN.
 const MOVED: u8 = 30;
 const HOLE: u16 = 8081;
 
-/// The pods behind it: one after the other is chosen.
+/// The endpoints of the echo service: IPVS chooses one after the other.
 const BEHIND: [Host; 2] = [Host::Bridged, Host::Remote];
 
 /// A change takes a second of the guest's time.
@@ -124,14 +125,14 @@ fn silent_ones_live(context: &Connections, streams: &mut [LongConnection]) -> Re
     Ok(())
 }
 
-/// An endpoint that drains keeps its connections and gets no new one, over a restart, too, and also
-/// when it has left the slices. What DEL says is gone is reset.
+/// An endpoint that drains keeps its connections and gets no new ones; also across a restart, and
+/// when it has left the slices. Connections to a pod that is gone by its DEL are reset.
 fn endpoints_drain(
     context: &Connections,
     agent: Agent,
     mut streams: [LongConnection; 2],
 ) -> Result<Agent> {
-    // One after the other was chosen: each has one.
+    // IPVS chose one endpoint after the other: each has one connection.
     context.wait(Host::Remote, Some((1, 1)))?;
     context.echoes(&BEHIND, &[Host::Remote])?;
     context.wait(Host::Remote, Some((0, 1)))?;
@@ -167,7 +168,7 @@ fn endpoints_drain(
     Ok(agent)
 }
 
-/// A flow whose endpoint goes is another's at once.
+/// A UDP flow whose endpoint goes moves to another endpoint at once.
 fn flows_move_at_once(context: &Connections) -> Result<()> {
     let web = at(10, 80);
     let source = context.fixture.address(Host::Routed, web.ip())?;
@@ -192,8 +193,9 @@ fn flows_move_at_once(context: &Connections) -> Result<()> {
     Ok(())
 }
 
-/// A SYN that IPVS sent to a dead endpoint goes to its successor when it comes again, although IPVS
-/// knows the connection and another application has the dead one's address by then.
+/// A retransmitted SYN goes to the successor of a dead endpoint that never answered the first one,
+/// although IPVS knows the connection, and by then another application has the dead endpoint's
+/// address.
 fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
     let Connections { fixture } = context;
     let world = &fixture.cluster.world;
@@ -226,7 +228,7 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
     eventually("they wait for the dead endpoint", SOON, || Ok(waiting()? == attempts.len()))?;
     is_served_by(Host::Bridged, PORT)?;
     let begun = Instant::now();
-    // IPVS would drop the next SYN of one that connection tracking still knows.
+    // IPVS would drop the next SYN of a connection that connection tracking still knows.
     ensure!(waiting()? == 0, "{} wait for the dead endpoint still", waiting()?);
     world.remote.nft("delete table inet hole")?;
     let _stranger = serve(&world.remote, &world.addresses().remote, &[(Protocol::Tcp, HOLE)])?;
@@ -252,8 +254,8 @@ fn a_port_is_used_again(context: &Connections) -> Result<()> {
     Ok(())
 }
 
-/// One port of a client towards two frontends of a service: IPVS knows one connection. (What becomes
-/// of the other one, when one has ended and IPVS forgets that, nothing promises.)
+/// A client connects from one port to two frontends of a service: IPVS knows only one connection.
+/// (After one has ended and IPVS has forgotten it, nothing is promised for the other one.)
 fn two_frontends_from_one_port(context: &Connections) -> Result<()> {
     let open = |number, port| LongConnection::open_from(context.client(), port, at(number, 7));
     for (port, first, second) in [(BOUND + 10, ECHOES, BALANCER), (BOUND + 11, BALANCER, ECHOES)] {

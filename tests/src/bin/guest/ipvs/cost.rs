@@ -21,7 +21,7 @@ use denizen_tests::packets::probe::Probe;
 
 const ENDPOINTS: u32 = 4;
 
-/// The number of the service that changes, behind all others.
+/// The number of the service that changes, above all others.
 const CHANGING: u32 = 1 << 14;
 
 /// Documents in one file.
@@ -36,11 +36,11 @@ const TIMES: usize = 100;
 /// How often a service changes, and changes back.
 const CHANGES: usize = 3;
 
-/// IPVS's estimator runs every two seconds.
+/// How long [`for_long`] connects: ten runs of IPVS's estimator, which runs every two seconds.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A client that connects regularly. What delays its sleep delays its packets, too: it counts from
-/// the moment when a connection is due.
+/// How often a client connects in [`for_long`]. Durations count from when a connection is due: what
+/// delays the client's sleep delays its packets, too.
 const EVERY: Duration = Duration::from_millis(10);
 
 /// Starts one backend after the other on the same services.
@@ -84,7 +84,7 @@ fn document(text: &mut String, service: u32, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// The figures of a backend, by what they are.
+/// Measures a backend: figures, each with its title.
 fn of(fixture: &Fixture, backend: &str) -> Result<Vec<(&'static str, f64)>> {
     println!("{backend}:");
     let before = kernel_memory()?;
@@ -124,13 +124,13 @@ fn of(fixture: &Fixture, backend: &str) -> Result<Vec<(&'static str, f64)>> {
     Ok(figures)
 }
 
-/// One service gets one endpoint more, and loses it, some times: the median from the event to the
-/// kernel's acknowledgement.
+/// A service gets one endpoint more and loses it, [`CHANGES`] times: the median time from the event
+/// to the kernel's acknowledgement.
 fn change(fixture: &Fixture, agent: &Agent) -> Result<f64> {
     let before = agent.status()?["endpoints"].as_u64().context("endpoints")?;
     let once = |more: u64| -> Result<Duration> {
         let last = agent.status()?["lastSync"]["at"].clone();
-        // The next sync is of another second.
+        // The time of a sync has whole seconds: the next sync's must differ.
         thread::sleep(Duration::from_secs(2));
         put_changing(fixture, ENDPOINTS + more as u32)?;
         let status = agent.until("the change", PATIENCE, |status| {
@@ -143,7 +143,7 @@ fn change(fixture: &Fixture, agent: &Agent) -> Result<f64> {
     Ok(milliseconds(all.median()))
 }
 
-/// The service that changes.
+/// Writes the manifest of the service that changes.
 fn put_changing(fixture: &Fixture, endpoints: u32) -> Result<()> {
     let mut text = String::new();
     document(&mut text, CHANGING, endpoints)?;
@@ -190,12 +190,12 @@ fn removal(fixture: &Fixture) -> Result<f64> {
     Ok(milliseconds(all.median()))
 }
 
-/// In KiB.
+/// The agent's resident memory, in KiB.
 fn resident(agent: &Agent) -> Result<f64> {
     Ok(Memory::of(agent.pid())?.resident as f64)
 }
 
-/// What the kernel needs for itself, in KiB.
+/// The kernel's own memory, in KiB.
 fn kernel_memory() -> Result<f64> {
     let all = fs::read_to_string("/proc/meminfo")?;
     let fields = ["Slab:", "Percpu:", "VmallocUsed:"].map(|name| field(&all, name));

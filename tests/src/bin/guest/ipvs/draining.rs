@@ -1,4 +1,4 @@
-//! What is said of endpoints that drain.
+//! What the agent's `status` and `connections` say of endpoints that drain.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The service that echoes, at two endpoints, one after the other.
+/// The echo service. Its two endpoints are chosen one after the other.
 const ECHOES: Port = Port::tcp("echo", 7, ECHO);
 
 /// Its number among [`service_ips`].
@@ -62,7 +62,7 @@ impl Drained {
         MEMBERS.iter().map(open).collect()
     }
 
-    /// What `denizen-agent connections` says of those through the service, sorted.
+    /// The connections through the service that `denizen-agent connections` shows, sorted.
     fn shown(&self, agent: &Agent) -> Result<Vec<Value>> {
         let mut command = Command::new(binary::ours("denizen-agent")?);
         command.args(["connections", "--service=default/echo", "--output=json", "--run-dir"]);
@@ -73,7 +73,7 @@ impl Drained {
     }
 }
 
-/// What drains, of both families; only the first one has a connection.
+/// The draining endpoints in `status`, of both families; only the first has a connection.
 fn draining(status: &Value) -> Vec<Value> {
     status["ipvs"]["draining"].as_array().cloned().unwrap_or_default()
 }

@@ -15,7 +15,8 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SCTP: u8 = 132;
 
-/// More commands than are sent at once, and a list that the kernel gives in several pieces.
+/// So many virtual servers that their commands need several batches, and the kernel lists them in
+/// several messages.
 const MANY: u16 = 400;
 
 fn key(at: &str, protocol: u8) -> Result<ServerKey> {
@@ -126,7 +127,7 @@ fn of_server(command: &IpvsCommand) -> Option<&VirtualServer> {
     }
 }
 
-/// Each refusal names its command, and all others are done.
+/// Each refusal names the command that it is for, and all other commands are carried out.
 fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let (web, gone) = (key("10.96.0.10:80", TCP)?, key("10.96.0.99:80", TCP)?);
     let commands = [
@@ -160,7 +161,7 @@ fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     )
 }
 
-/// What this driver does not make is recognised.
+/// What this driver never makes itself is recognised …
 fn others(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let at = "10.96.0.12:80";
     node.feed(
@@ -174,7 +175,7 @@ fn others(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     ensure!(theirs.context("theirs")?.flags != 0, "persistence does not show: {servers:?}");
     let reals = ipvs.real_servers(&key(at, TCP)?)?;
     ensure!(matches!(&reals[..], [one] if !one.translates), "{reals:?}");
-    // … and made as it is wanted.
+    // … and overwritten.
     ensure_done(ipvs, &[IpvsCommand::Change(server(key(at, TCP)?, "rr", 0))])?;
     ensure!(saved(node)?.contains(&format!("-A -t {at} -s rr")), "{:?}", saved(node)?);
     Ok(())
@@ -204,7 +205,7 @@ fn many(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
             commands.push(IpvsCommand::AddReal(one, RealServer { at, weight: 1 }));
         }
     }
-    // The last one, in the last batch, is refused.
+    // The last command, in the last batch, is refused.
     commands.push(commands[0].clone());
     let refused = ipvs.apply(&commands)?;
     let wanted = [RejectedCommand { command: commands.len() - 1, errno: Errno::EEXIST }];

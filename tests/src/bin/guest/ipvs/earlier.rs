@@ -1,5 +1,5 @@
-//! Clients of a cluster IP that connection tracking knows from before the rules: no rule is asked
-//! for their packets any more.
+//! Clients of a cluster IP whose conntrack entries are older than the rules: the kernel evaluates
+//! no NAT rule for their packets any more.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -13,25 +13,25 @@ use denizen_tests::packets::server::{Listen, Server};
 /// Where the node itself listens, at every address.
 const OWN_PORT: u16 = 7777;
 
-/// The port that a client asks from before the rules and again after, and another one.
+/// A client's source port, used before there are rules and again after, and another one.
 const EARLIER: u16 = 9100;
 const LATER: u16 = 9200;
 
-/// Anybody's rules turn connection tracking on.
+/// Foreign rules that turn connection tracking on.
 const TRACKING: &str = r"
 table inet others {
     chain prerouting { type filter hook prerouting priority 0; ct state invalid drop; }
 }
 ";
 
-/// What a host outside gets from this port of its own.
+/// What a host outside gets when it connects from this source port.
 fn ask(fixture: &Fixture, port: u16, to: SocketAddr) -> Result<Outcome> {
     let probe = Probe::tcp(to).from(fixture.address(Host::Outside, to.ip())?).patience(SILENCE);
     Ok(Probe { port, ..probe }.ask_in(fixture.place(Host::Outside).0))
 }
 
-/// They get neither a port of the node's own nor an endpoint that sees another source than the
-/// node's: they are refused, and their next connection is right.
+/// They get neither a port of the node itself, nor an endpoint that sees another source than the
+/// node's: they are refused, and their next connection works.
 pub(crate) fn are_refused() -> Result<()> {
     let fixture = long_connection::fixture("ipvs-earlier")?;
     let node = &fixture.cluster.world.node;

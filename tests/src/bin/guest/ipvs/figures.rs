@@ -1,4 +1,4 @@
-//! What is counted and noted with the backend ipvs is what the other backends count and note.
+//! The backend ipvs counts connections and notes refused flows as the other backends do.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use denizen_tests::node::netns::Netns;
 /// An emulated processor takes its time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// By the rules. `ipvsadm` has what the virtual servers have counted beside them: the kernel sums
+/// The rules count connections. The virtual servers count too, as `ipvsadm` shows: the kernel sums
 /// that up every two seconds.
 pub(crate) fn connections_are_counted() -> Result<()> {
     let fixture = Fixture::new("ipvs-count")?;
@@ -26,7 +26,7 @@ pub(crate) fn connections_are_counted() -> Result<()> {
     counted_connections::are_counted(&fixture, "--backend=ipvs", scrape, by_ipvs)
 }
 
-/// Whether these lines say that the virtual servers got their connections.
+/// Whether these lines say that the virtual servers counted their connections.
 fn has_counted(listed: &str) -> bool {
     PLAIN.into_iter().zip(CONNECTIONS).all(|(number, connections)| {
         service_ips(number).into_iter().all(|ip| {
@@ -37,7 +37,7 @@ fn has_counted(listed: &str) -> bool {
     })
 }
 
-/// By the rules before IPVS.
+/// The rules before IPVS note refused flows.
 pub(crate) fn refused_flows_are_noted() -> Result<()> {
     let (fixture, agent) = refused_flows::context("ipvs-refused", &["--backend=ipvs"])?;
     let sent = refused_flows::all(&fixture)?;

@@ -11,10 +11,11 @@ use denizen_tests::peers::kube_proxy::ipvs::{DEVICE, Ipvs};
 
 use crate::context::GuestContext;
 
-/// An emulated processor has to load the kernel's modules first; and the agent looks every minute.
+/// An emulated processor has to load the kernel's modules first; and the agent resyncs every
+/// minute.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Not kube-proxy's, and kube-proxy's.
+/// The agent's scheduler: first one that differs from kube-proxy's, then the same.
 const SCHEDULERS: [&str; 2] = ["wrr", "rr"];
 
 struct Handover<'a> {
@@ -30,7 +31,7 @@ impl Handover<'_> {
         Ok(agent)
     }
 
-    /// All virtual servers are the agent's.
+    /// Whether all virtual servers have the agent's scheduler.
     fn has_all(&self, scheduler: &str) -> Result<bool> {
         let (servers, scheduler) = (self.servers()?, format!(" -s {scheduler}"));
         Ok(!servers.is_empty() && servers.iter().all(|server| server.ends_with(&scheduler)))
@@ -47,7 +48,8 @@ impl Handover<'_> {
         Ok(servers.map(|line| line.trim_end().to_owned()).collect())
     }
 
-    /// Everyone is answered; how many connections that were, and how many of them ipvs took.
+    /// All hosts connect and are answered; returns how many connections that were, and how many of
+    /// them went through IPVS.
     fn carried(&self, what: &str) -> Result<[u64; 2]> {
         let before = self.ipvs.taken()?;
         let connections = self.context.everyone(what)?;
@@ -74,7 +76,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
     agent.until("no errors", PATIENCE, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
     })?;
-    // Rules choose for `web` over TCP, which has the endpoints of `frontend`.
+    // Rules choose for `web` over TCP, not IPVS, because it shares its endpoints with `frontend`.
     eventually("ipvs carries", PATIENCE, || {
         let [all, taken] = handover.carried("denizen alone")?;
         Ok(taken > all / 2 && taken < all)
@@ -84,7 +86,8 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let addresses = context.addresses()?;
     ensure!(addresses == before, "{before}\nbut now\n{addresses}");
 
-    // Kube-proxy changes schedulers while connections come, and the kernel refuses some of them.
+    // While kube-proxy changes schedulers, the kernel would refuse some connections: so the agent
+    // takes kube-proxy's scheduler first.
     agent.terminate()?;
     let agent = handover.start(SCHEDULERS[1])?;
     eventually("kube-proxy's scheduler", PATIENCE, || handover.has_all(SCHEDULERS[1]))?;
@@ -93,7 +96,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
         agent.terminate()?;
         context.cleanup(&[])
     })?;
-    // That of `echo` at its IPv6 address, which kube-proxy does not have.
+    // The virtual server of `echo` at its IPv6 address, which kube-proxy does not have.
     ensure!(said.contains("removed 1 virtual server\n"), "others are kube-proxy's: {said}");
     let [all, taken] = handover.carried("ipvs serves again")?;
     ensure!(taken == all, "nobody else is there: {taken} of {all}");

@@ -1,4 +1,4 @@
-//! Whom the kernel's hashing schedulers choose, and whom `explain` names.
+//! Which endpoints the kernel's hashing schedulers choose, and which `explain` predicts.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,24 +16,24 @@ use serde_json::{Value, json};
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Who answers. The client is neither of them, so both see its own address and port.
+/// The endpoints. The client is neither of them, so both see its own address and port.
 const MEMBERS: [Host; 2] = [Host::Routed, Host::Remote];
 
-/// The scheduler by which all clients get the same endpoint, and how many of them are asked.
+/// A scheduler that gives all clients the same endpoint, and how many clients ask with it.
 const BY_SERVICE: &str = "dh";
 const FEW: usize = 4;
 
-/// How many clients may have an earlier one's port.
+/// How many clients in a row may get a source port that an earlier client had.
 const TRIES: usize = 10;
 
-/// A question, and who answered.
+/// A question for `explain`, and the endpoint that the client was answered by.
 struct AnsweredQuestion {
     question: String,
     endpoint: SocketAddr,
 }
 
-/// `web` has this scheduler and these endpoints from now on. It also hashes the client's port, if
-/// it hashes clients.
+/// Gives `web` this scheduler and these endpoints. A scheduler that hashes clients also hashes
+/// their ports.
 fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Host]) -> Result<()> {
     let mut objects = fixture.service("web", 10, &every_protocol(), members)?;
     let annotations = &mut objects[0]["metadata"]["annotations"];
@@ -66,7 +66,7 @@ fn listed(fixture: &Fixture) -> Result<Vec<String>> {
     Ok(addresses.filter(|address| !address.starts_with("Remote")).map(str::to_owned).collect())
 }
 
-/// The endpoint behind which the kernel lists the others leaves and comes back, before it has any
+/// Removes the endpoint that the kernel lists last, and adds it again, before it has any
 /// connections. The kernel lists it first then.
 fn turn_round(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     let before = listed(fixture)?;
@@ -82,8 +82,8 @@ fn turn_round(fixture: &Fixture, agent: &Agent, scheduler: &str) -> Result<()> {
     Ok(())
 }
 
-/// One client after the other, none at an address and port that an earlier one had (`known`): the
-/// kernel keeps the endpoint of a UDP flow for minutes, whatever the scheduler is by then.
+/// Connects as a client whose address and port no earlier client had (`known`): the kernel keeps
+/// the endpoint of a UDP flow for minutes, even if the scheduler changes.
 fn ask(
     fixture: &Fixture,
     protocol: Protocol,
@@ -104,7 +104,7 @@ fn ask(
     anyhow::bail!("{TRIES} clients of {to}/{protocol} had ports that others had before")
 }
 
-/// What `explain` says of each of them.
+/// What `explain` predicts for each of them.
 fn predicted(agent: &Agent, exchanges: &[AnsweredQuestion]) -> Result<Vec<Value>> {
     let mut answers = Vec::new();
     let mut each = |line: &str| answers.push(serde_json::from_str::<Value>(line));
@@ -112,7 +112,7 @@ fn predicted(agent: &Agent, exchanges: &[AnsweredQuestion]) -> Result<Vec<Value>
     Ok(answers.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// For each client: predicted and chosen are the same.
+/// For each client, the predicted endpoint is the chosen one.
 pub(crate) fn are_predicted() -> Result<()> {
     let fixture = long_connection::fixture("ipvs-hashed")?;
     let settings = fixture.cluster.settings_with(["--backend=ipvs"]);

@@ -1,5 +1,5 @@
-//! The backend ipvs on hosts that make it hard: firewalls that drop by default, endpoints that are
-//! hosts, and interfaces without an address.
+//! The backend ipvs on difficult hosts: firewalls that drop by default, endpoints in the host
+//! network, and interfaces without an address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,8 +14,8 @@ use denizen_tests::packets::long_connection;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use denizen_tests::packets::server::Server;
 
-/// What hosts have whose owners allow what they know. Neighbours must be found, and answers to the
-/// node itself come in.
+/// A firewall that admits only what the host's owner knows of. Neighbour discovery, and answers to
+/// the node itself, must pass.
 const FIREWALL: &str = r"
 table inet filter {
     chain input {
@@ -28,10 +28,10 @@ table inet filter {
 }
 ";
 
-/// Where an endpoint of the host's network listens, and where nothing of a service does.
+/// The port of endpoints in the host network. Without such a service, a port of the node itself.
 const HOST_PORT: u16 = 8181;
 
-/// Which [`service_ips`] that service has.
+/// The number of their service among [`service_ips`].
 const HOSTS: u8 = 20;
 
 fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
@@ -67,7 +67,7 @@ fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
     node.nft("delete table inet filter")
 }
 
-/// Endpoints in the network of this node, and of another one.
+/// Endpoints in the host network of this node, and of another one.
 fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
     let ports =
         [Port::tcp("tcp", 80, HOST_PORT), Port::tcp("udp", 80, HOST_PORT).over(Protocol::Udp)];
@@ -99,8 +99,8 @@ fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// What is masqueraded on its way into an interface without an address has one of the node's, and
-/// never a service's: no device has those.
+/// A connection that is masqueraded out of an interface without an address gets an address of the
+/// node as its source, and never a service's: no device has services' addresses.
 fn no_source_is_a_services(fixture: &Fixture) -> Result<()> {
     let node = &fixture.cluster.world.node;
     let (routed, web) = (&fixture.routed, [Port::tcp("only", 80, PORT)]);

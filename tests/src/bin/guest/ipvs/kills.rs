@@ -1,6 +1,6 @@
 //! An agent with the backend ipvs is killed between any two messages to the kernel. Whatever state
-//! that leaves, no client is answered as it should not be, and the next agent repairs it. So it is
-//! with `cleanup`.
+//! that leaves, no client gets a wrong answer, and the next agent repairs it. The same holds for
+//! `cleanup`.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -27,35 +27,36 @@ use nix::unistd::Pid;
 /// A port where only the node itself listens, at all its addresses.
 const OWN_PORT: u16 = 7777;
 
-/// Which [`service_ips`] a service has: one that is always there, one without endpoints, and one
-/// that comes and goes.
+/// Numbers among [`service_ips`]: of a service that is always there, of one without endpoints, and
+/// of one that comes and goes.
 const WEB: u8 = 10;
 const NONE: u8 = 20;
 const EXTRA: u8 = 21;
 
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
-/// What comes and goes has endpoints of its own: of services that share one, IPVS carries only one.
+/// The service that comes and goes has endpoints of its own: if services share an endpoint, IPVS
+/// carries only one of them.
 const EXTRA_HTTP: [Port; 1] = [Port::tcp("http", 80, 8090)];
 
-/// Those who look. The node's own source is an address of the node in any case.
+/// The hosts that connect. The source of the node's own connections is always the node's address.
 const CLIENTS: [Host; 3] = [Host::Bridged, Host::Outside, Host::ThisNode];
 
-/// Each client asks from a port of its own. What connection tracking remembers of a client without
-/// an answer (for two minutes) from before the rules: from its port, no rule is asked, and a route
-/// leads to the node itself, or IPVS to an endpoint, unmasqueraded. The kernel would pick ports at
-/// random.
+/// Each connection has a source port of its own, since ports that the kernel picks at random may
+/// repeat. If a client got no answer before there were rules, connection tracking remembers that
+/// for two minutes: no NAT rule is evaluated for that port, and a route leads to the node itself,
+/// or IPVS to an endpoint, unmasqueraded.
 const FIRST_PORT: u16 = 10_000;
 const LAST_PORT: u16 = 65_000;
 
-/// How many places are played of each change, unless in full length. Each is an agent's start, two
-/// seconds of the guest's time.
+/// At how many places of each change the agent is killed, unless tests run in full length. Each
+/// place costs an agent's start, two seconds of the guest's time.
 const QUICK: usize = 1;
 
 /// More messages than any change takes.
 const ALL: usize = 10_000;
 
-/// What clients may find.
+/// What was served before the agent was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Before {
     /// No agent has ever loaded all its rules.
@@ -131,8 +132,8 @@ impl Killed {
         Ok(probe.ask_in(self.fixture.place(who).0))
     }
 
-    /// An answer is an endpoint's, and that has seen the source that it should; whether there was
-    /// one.
+    /// Whether an endpoint answered. It must be one of `MEMBERS`, and must have seen the right
+    /// source.
     fn is_served(&self, who: Host, outcome: &Outcome) -> Result<bool> {
         let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
             return Ok(false);
@@ -171,7 +172,8 @@ impl Killed {
         Ok(())
     }
 
-    /// Everything is as it should be; the changing service has so many endpoints, if it is there.
+    /// Everything is as it should be; the service that comes and goes is served exactly if
+    /// `is_there`.
     fn ensure_whole(&self, is_there: bool) -> Result<()> {
         self.look(Before::Served)?;
         for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
@@ -179,17 +181,18 @@ impl Killed {
             ensure!(self.is_served(who, &outcome)? == is_there, "{who:?}: {outcome:?}");
         }
         let saved = self.node().output("ipvsadm", &["--save", "--numeric"])?;
-        // What is not wanted any more may have connections left, and gets no new ones.
+        // A real server that is not wanted any more may have connections left, and gets no new
+        // ones.
         let reals = saved.lines().map(str::trim_end).filter(|line| line.starts_with("-a"));
         let serving = reals.filter(|line| !line.ends_with("-w 0"));
         let at = |line: &str| line.split(' ').skip(1).take(2).collect::<String>();
         let count = serving.map(at).collect::<BTreeSet<_>>().len();
-        // Two families of three protocols of `web`, of `echo`, and of what changes.
+        // Two families of three protocols of `web`, of `echo`, and of the changing service.
         ensure!(count == 2 * (3 + 1 + usize::from(is_there)), "{saved}");
         Ok(())
     }
 
-    /// Kills `agent` behind so many messages of `change`; whether there were as many.
+    /// Kills `agent` after this many messages of `change`; returns whether it sent that many.
     fn kill(
         &self,
         agent: Agent,
@@ -213,7 +216,7 @@ impl Killed {
         }
     }
 
-    /// What must hold wherever `cleanup` is killed. How many were served.
+    /// What must hold wherever `cleanup` is killed. Returns how many connections were served.
     fn look_at_remains(&self) -> Result<usize> {
         let mut served = 0;
         for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
@@ -232,7 +235,7 @@ impl Killed {
         Ok(())
     }
 
-    /// A `cleanup` of this process id, and what has it begin.
+    /// A `cleanup` that waits to begin: what lets it begin, and its process id.
     fn waiting_cleanup(&self) -> Result<(impl FnOnce() -> Result<()>, Pid)> {
         let agent = binary::ours("denizen-agent")?;
         let mut command = Command::new("sh");
@@ -252,7 +255,7 @@ fn is_refused(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Refused | Outcome::Unreachable)
 }
 
-/// How many places of a change that takes `messages` are played.
+/// At how many places of a change that takes `messages` the agent is killed.
 fn count(messages: usize) -> usize {
     in_full(messages, QUICK)
 }
@@ -314,8 +317,8 @@ pub(crate) fn changes() -> Result<()> {
     Ok(())
 }
 
-/// Clients look between any two messages of a `cleanup`. Another one is killed, and the next one
-/// finishes.
+/// Clients connect after every message of a `cleanup`. Then other cleanups are killed, and the next
+/// one finishes each time.
 pub(crate) fn cleanups() -> Result<()> {
     let killed = Killed::new()?;
     killed.extra(&MEMBERS)?;
@@ -332,7 +335,8 @@ pub(crate) fn cleanups() -> Result<()> {
     let nobody = served.iter().position(|count| *count == 0).context("some are always served")?;
     ensure!(served.last() == Some(&0), "some are served when it ends");
     let spread = (0..count(messages)).map(|turn| place(turn, messages));
-    // Virtual servers go, or their routes: what the next one knows them by.
+    // `nobody` is a place where virtual servers, or their routes, are being removed: the next
+    // cleanup recognises virtual servers by these routes.
     for place in spread.chain([nobody]) {
         let said = || format!("killed behind {place} of {messages} messages");
         killed.started().with_context(said)?.kill()?;

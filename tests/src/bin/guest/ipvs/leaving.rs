@@ -1,4 +1,4 @@
-//! Connections through a virtual server that nobody wants any more.
+//! Connections through a virtual server that is not wanted any more.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::ipvs::backend::{OWN_PORT, own_port};
 /// An emulated processor has to load the kernel's modules first.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A service goes over to nf_tables, and then goes: neither ends a connection through IPVS.
+/// A service moves to nf_tables, and is then deleted: neither ends a connection through IPVS.
 pub(crate) fn connections_go_on() -> Result<()> {
     let context = GuestContext::new("ipvs-leave")?;
     let agent = context.start(vec!["--backend=ipvs".to_owned()])?;
@@ -54,9 +54,9 @@ pub(crate) fn connections_go_on() -> Result<()> {
     kube_proxys_stay(&context)
 }
 
-/// Starts an agent with another backend. Between any two of its messages to the kernel, clients ask
-/// for a port of the node's own at these addresses of services, which the backend ipvs has left.
-/// Nobody may ever answer.
+/// Starts an agent with another backend. After each of its messages to the kernel, clients connect
+/// to a port of the node itself at these addresses of services, which the backend ipvs has left.
+/// They must never be answered.
 pub(crate) fn step_by_step(
     context: &GuestContext,
     flags: Vec<String>,
@@ -83,7 +83,7 @@ pub(crate) fn step_by_step(
     Ok(agent)
 }
 
-/// Another backend removes denizen's virtual servers, and spares those that kube-proxy has, too.
+/// Another backend removes denizen's virtual servers, and spares those that are kube-proxy's, too.
 fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
     let [web, _] = service_ips(10);
     let node = context.node();
@@ -94,7 +94,7 @@ fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
     };
     let before = theirs(&listed()?);
     ensure!(before.iter().any(|line| line.trim_end().ends_with("-w 1")), "{before:#?}");
-    // Nobody wants the other one any more, and a connection through it is open.
+    // The virtual server of `echo` is not wanted any more, and has an open connection.
     let agent = step_by_step(context, vec!["--backend=nftables".to_owned()], service_ips(11))?;
     eventually("denizen's are gone", PATIENCE, || {
         let now = listed()?;

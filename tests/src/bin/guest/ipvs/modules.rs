@@ -1,4 +1,4 @@
-//! The modules of IPVS: the agent makes the kernel load what it can.
+//! The modules of IPVS: the agent makes the kernel load them where it can.
 
 use std::fs;
 use std::process::Command;
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// A scheduler that no other play asks for.
 const SCHEDULER: &str = "nq";
 
-/// A configuration of `modprobe`, and one by which asking for IPVS's family of generic netlink does
-/// not load its module, as on kernels whose module has no such alias.
+/// A configuration file of `modprobe`, and its content: asking for IPVS's generic netlink family
+/// then does not load the module, as on kernels whose module has no such alias.
 const CONFIGURATION: &str = "/etc/modprobe.d/ipvs.conf";
 const NO_ALIAS: &str = "alias net-pf-16-proto-16-family-IPVS off\n";
 
@@ -33,14 +33,14 @@ fn loaded() -> Result<Vec<String>> {
     Ok(ours.map(str::to_owned).collect())
 }
 
-/// Nobody uses them.
+/// Unloads the modules, which nothing uses any more.
 fn unload() -> Result<()> {
     eventually("no module of IPVS", PATIENCE, || {
         let mut left = loaded()?;
-        // What the others need goes last.
+        // The other modules need ip_vs: it goes last.
         left.sort_by_key(|name| name == "ip_vs");
         for name in &left {
-            // It may be in use still, or gone with another one.
+            // The module may be in use still, or gone together with another one.
             Command::new("modprobe").args(["--quiet", "--remove", name]).output()?;
         }
         Ok(loaded()?.is_empty())
@@ -83,7 +83,7 @@ pub(crate) fn are_loaded() -> Result<()> {
     without
 }
 
-/// The node says what is missing, and serves all the same.
+/// The agent says what is missing, and serves all the same.
 fn is_served_without(context: &GuestContext) -> Result<()> {
     let agent = start(context)?;
     let status = agent.status()?;

@@ -18,11 +18,11 @@ const LINK: &str = "lan0";
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8:2::1"];
 const NEIGHBOUR: [&str; 2] = ["192.0.2.2", "2001:db8:2::2"];
 
-/// For the kernel's three questions.
+/// Time for the kernel to ask for a neighbour three times.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// For an agent that looks a minute later whether connections through IPVS have ended. Waiting costs
-/// an emulated processor nothing, looking does.
+/// Time for an agent that checks a minute later whether connections through IPVS have ended. On an
+/// emulated processor, waiting is cheap and asking is not: [`PAUSE`] between two questions.
 const DRAINED: Duration = Duration::from_secs(150);
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -34,7 +34,7 @@ fn start(fixture: &Fixture, backend: &str) -> Result<Agent> {
     Ok(agent)
 }
 
-/// A host beside the node, which looks for these addresses of services on the link itself.
+/// A host beside the node, which expects these addresses of services on the link itself.
 pub(crate) fn neighbour(node: &Netns, services: [IpAddr; 2]) -> Result<Netns> {
     let host = Netns::new("neighbour")?;
     node.ip(&format!("link add {LINK} type veth peer name {LINK} netns {}", host.name()))?;
@@ -51,7 +51,7 @@ pub(crate) fn neighbour(node: &Netns, services: [IpAddr; 2]) -> Result<Netns> {
     Ok(host)
 }
 
-/// Whether somebody on the link says that the address is theirs.
+/// Whether somebody on the link claims the address.
 pub(crate) fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     host.output("ip", &["neigh", "flush", "dev", LINK])?;
     let to = address.to_string();
@@ -78,7 +78,7 @@ pub(crate) fn are_not_told() -> Result<()> {
     }
     agent.terminate()?;
 
-    // It is the rule that does it, and IPv6 needs none.
+    // For IPv4 the rule prevents it; IPv6 needs no rule.
     node.nft("delete table arp denizen")?;
     let [v4, v6] = service_ips(10);
     ensure!(is_claimed(&host, v4)?, "without the rule, the kernel does not claim {v4} either");

@@ -28,21 +28,21 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 const NODE_PORT: u16 = 30_080;
 
-/// Which [`service_ips`] are a load balancer's, and which a service's of the node itself.
+/// Numbers among [`service_ips`]: of a load balancer, and of a service whose endpoint is the node.
 const BALANCER: u8 = 100;
 const OF_NODE: u8 = 12;
 
-/// Both count as new, until they are answered; the rest is the same.
+/// A connection of either protocol counts as new until it is answered; the rules are the same.
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// Why a rule drops what is of a pod whose labels are not known.
+/// The reason of the rule that drops packets of pods whose labels are not known.
 const PENDING: &str = "the pod's policies are not known yet";
 
-/// In less than full length, one of so many connections of each kind is tried: every frontend, and
-/// every sender with either protocol, is among those.
+/// Unless tests run in full length, one of this many connections of each kind is tried. Every
+/// frontend, and every sender with either protocol, is among those.
 const STEP: usize = 5;
 
-/// Late packets of others may take an endpoint's turn.
+/// Late packets of other connections may take an endpoint's turn.
 const MOST_TRIES: usize = 3 * MEMBERS.len();
 
 /// To which frontend, by whom, over which protocol.
@@ -64,7 +64,7 @@ struct PolicyContext {
     _node: Server,
 }
 
-/// The endpoints of `web` that may answer.
+/// All endpoints of `web`.
 fn all() -> BTreeSet<Host> {
     MEMBERS.into()
 }
@@ -108,10 +108,10 @@ impl PolicyContext {
     }
 
     /// A pod whose labels are not known yet gets nothing through IPVS either: any policy may select
-    /// it. From then on they are known.
+    /// it. At the end, the labels become known.
     fn unknown_pods_are_cut_off(&self) -> Result<()> {
         self.put_policies(&[self.narrow()?])?;
-        // Without any policy there is no rule, and each family's come at once.
+        // Without any policy there are no rules. The rules of one family come all at once.
         let node = &self.fixture.cluster.world.node;
         let has_rules = |family| -> Result<bool> {
             let table = node.output("nft", &["list", "table", family, "denizen-firewall"])?;
@@ -121,7 +121,7 @@ impl PolicyContext {
         ensure!(self.agent.status()?["networkPolicy"]["pending"] == 2);
         let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
         let who = [Host::Bridged, Host::Outside];
-        // A pod reaches itself, whatever is known.
+        // A pod reaches itself, even while its labels are not known.
         let reached =
             |who| BTreeSet::from([who, Host::Remote]).intersection(&all()).copied().collect();
         self.expect_of("pending", connections(&to, &who), reached)?;
@@ -214,7 +214,7 @@ impl PolicyContext {
         passed.map(owner).collect()
     }
 
-    /// The node itself answers `who` as an endpoint of a service, or does not.
+    /// Whether the node itself, as a service's endpoint, answers `who` as expected.
     fn expect_node(&self, who: Host, answers: bool) -> Result<()> {
         for ip in service_ips(OF_NODE) {
             let answered = self.answerer(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
@@ -229,7 +229,7 @@ impl PolicyContext {
         LongConnection::open(self.fixture.place(who).0, to)
     }
 
-    /// What only the front and the host outside may reach.
+    /// A policy: only pods `front` and the host outside reach pods `back`.
     fn narrow(&self) -> Result<NetworkPolicy> {
         let address = |like| self.fixture.address(Host::Outside, like);
         let block = |ip: IpAddr| PolicyPeer::block(format!("{ip}/{}", host_length(ip)), []);
@@ -240,7 +240,7 @@ impl PolicyContext {
         Ok(NetworkPolicy::new("default", "narrow", of("back")).ingress([PolicyRule::from(peers)]))
     }
 
-    /// The front reaches the back, and one port of the node.
+    /// A policy: pods `front` reach only pods `back` and, `with_node`, one port of the node.
     fn kept_in(&self, with_node: bool) -> Result<NetworkPolicy> {
         let mut rules = vec![PolicyRule::to([PolicyPeer::pods(of("back"))])];
         for like in service_ips(10) {

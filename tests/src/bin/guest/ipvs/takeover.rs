@@ -16,12 +16,12 @@ use crate::context::GuestContext;
 struct Takeover<'a> {
     context: &'a GuestContext,
     ipvs: Ipvs<'a>,
-    /// The node's addresses.
+    /// The node's addresses before kube-proxy started.
     before: String,
 }
 
-/// What ipvs carries on until its virtual servers go. Then connections are reset, and flows are
-/// denizen's.
+/// Clients that kube-proxy's ipvs mode serves until its virtual servers go. Then their connections
+/// are reset, and denizen serves their UDP flow.
 struct ClientsOfKubeProxy {
     connections: Vec<LongConnection>,
     flow: KeptFlow,
@@ -42,7 +42,7 @@ impl ClientsOfKubeProxy {
 }
 
 impl<'a> Takeover<'a> {
-    /// kube-proxy serves.
+    /// Starts kube-proxy, which serves.
     fn begin(context: &'a GuestContext, variant: Variant) -> Result<Self> {
         let (before, ipvs) = (context.addresses()?, context.ipvs(variant));
         ipvs.start()?;
@@ -51,7 +51,7 @@ impl<'a> Takeover<'a> {
         Ok(Self { context, ipvs, before })
     }
 
-    /// Denizen serves beside it.
+    /// Starts denizen beside kube-proxy. Denizen serves from then on.
     fn beside(&self, flags: Vec<String>, backend: &str) -> Result<(Agent, ClientsOfKubeProxy)> {
         let (connections, flow) = (self.context.lasting()?, self.context.flow()?);
         let mut theirs = ClientsOfKubeProxy { connections, flow };
@@ -64,7 +64,7 @@ impl<'a> Takeover<'a> {
         Ok((agent, theirs))
     }
 
-    /// Ipvs takes nothing that is new.
+    /// IPVS gets no new connections.
     fn stands_still(&self, what: &str) -> Result<()> {
         let before = self.ipvs.taken()?;
         self.context.everyone(what)?;
@@ -73,7 +73,7 @@ impl<'a> Takeover<'a> {
         Ok(())
     }
 
-    /// kube-proxy's things go while denizen serves; the connections that denizen carries.
+    /// Removes kube-proxy's objects while denizen serves; returns connections that denizen carries.
     fn alone(&self, agent: &Agent, mut theirs: ClientsOfKubeProxy) -> Result<Vec<LongConnection>> {
         let mut ours = self.context.lasting()?;
         while self.ipvs.remembers()? {
@@ -96,7 +96,7 @@ impl<'a> Takeover<'a> {
         Ok(ours)
     }
 
-    /// Nothing of ipvs is left, whoever's chains there are.
+    /// Nothing of kube-proxy's ipvs mode is left, whether denizen has chains or not.
     fn is_gone(&self) -> Result<()> {
         let node = self.context.node();
         let servers = node.output("ipvsadm", &["--save", "--numeric"])?;
@@ -115,7 +115,8 @@ impl<'a> Takeover<'a> {
     }
 }
 
-/// Ipvs begins to serve where Denizen only enforces policies, and they do not see what it forwards.
+/// kube-proxy's ipvs mode begins to serve where denizen only enforces policies: these do not see
+/// what IPVS forwards, and `status` must say so.
 fn beside_policies(context: &GuestContext) -> Result<Takeover<'_>> {
     let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
     let agent = context.start(flags.into())?;
@@ -131,7 +132,7 @@ fn beside_policies(context: &GuestContext) -> Result<Takeover<'_>> {
     Ok(takeover)
 }
 
-/// Into the nftables backend, which is what this kernel's `auto` takes, and back.
+/// The nftables backend, which this kernel's `auto` chooses, takes over; then kube-proxy again.
 pub(crate) fn nftables_takes_over() -> Result<()> {
     let context = GuestContext::new("ipvs-nft")?;
     let takeover = beside_policies(&context)?;
@@ -162,7 +163,7 @@ pub(crate) fn nftables_takes_over() -> Result<()> {
     ours.iter_mut().try_for_each(LongConnection::still_alive)
 }
 
-/// Into the iptables backend, in the chains that kube-proxy has made.
+/// The iptables backend takes over, in the chains that kube-proxy has made.
 pub(crate) fn iptables_takes_over(variant: Variant) -> Result<()> {
     let context = GuestContext::new("ipvs-ipt")?;
     let takeover = Takeover::begin(&context, variant)?;
