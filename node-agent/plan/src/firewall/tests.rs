@@ -50,8 +50,7 @@ fn the_entry_that_covers_a_packet_is_named() {
     let number = |number| PortMatch::Range(port(number), port(number));
     let name = |name: &str| PortMatch::Named(name.into());
     let entries = [number(8080), name("metrics"), name("http"), number(80)].map(entry);
-    let rule =
-        PolicyRule { index: 0, peers: Peers::All, ports: Ports::These(entries.into()) };
+    let rule = PolicyRule { index: 0, peers: Peers::All, ports: Ports::These(entries.into()) };
     let mut planner = planner(None, Some(rule));
     let named = |name: &str, number| NamedPort {
         name: name.into(),
