@@ -43,7 +43,7 @@ impl ModelChange {
     }
 
     /// Clears the changes that the pod firewall alone depends on, once it has been updated.
-    pub fn firewall_is_decided(&mut self) {
+    pub fn clear_firewall_inputs(&mut self) {
         self.namespaces.clear();
         self.cluster_pods.clear();
         self.network_policies.clear();
@@ -56,7 +56,7 @@ impl ModelChange {
     }
 
     /// Whether policies may select other recorded pods, besides those whose own objects changed.
-    pub fn is_of_selection(&self) -> bool {
+    pub fn may_change_selection(&self) -> bool {
         let by_tiers = !self.cluster_network_policies.is_empty() || !self.namespaces.is_empty();
         self.pods || !self.network_policies.is_empty() || by_tiers
     }

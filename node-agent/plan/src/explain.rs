@@ -310,10 +310,10 @@ impl<'a> PacketPath<'a> {
             return self.finish(PacketVerdict::Drop, Some(service), None, false, sender);
         }
         self.note_open_family(frontend);
-        let bound = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
-        let outcome = bound.unwrap_or(&frontend.inside);
+        let outside = frontend.outside.as_ref().filter(|_| sender == Sender::Other);
+        let outcome = outside.unwrap_or(&frontend.inside);
         self.step(
-            words::policy(frontend, bound.is_some()),
+            words::policy(frontend, outside.is_some()),
             words::policy_why(frontend, sender != Sender::Other),
         );
         match outcome {
@@ -326,7 +326,7 @@ impl<'a> PacketPath<'a> {
                 self.finish(PacketVerdict::Drop, Some(service), None, false, sender)
             }
             Outcome::Forward(endpoints) => {
-                self.forward(frontend, bound.is_some(), endpoints, sender)
+                self.forward(frontend, outside.is_some(), endpoints, sender)
             }
         }
     }
@@ -334,19 +334,19 @@ impl<'a> PacketPath<'a> {
     fn forward(
         mut self,
         frontend: &Frontend,
-        bound: bool,
+        by_outside: bool,
         endpoints: &Endpoints,
         sender: Sender,
     ) -> Explanation {
         let virtual_server =
-            balancer::choose(self.context, frontend, bound, endpoints, &mut self.steps);
+            balancer::choose(self.context, frontend, by_outside, endpoints, &mut self.steps);
         if let SessionAffinity::ClientIp { seconds } = frontend.affinity {
             self.step(words::affinity(seconds), words::AFFINITY);
         }
         let masquerade = masquerade::masquerade(
             self.context,
             frontend,
-            bound,
+            by_outside,
             endpoints,
             sender,
             &mut self.steps,

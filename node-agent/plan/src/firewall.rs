@@ -115,8 +115,8 @@ pub struct FirewallPlan {
     any_policy: bool,
     /// The pods that were recorded before this agent started.
     earlier: Option<BTreeSet<AttachmentId>>,
-    /// The node's own addresses.
-    own: BTreeSet<IpAddr>,
+    /// The addresses of this node's links.
+    link_addresses: BTreeSet<IpAddr>,
     /// The addresses of all nodes that are known.
     nodes: BTreeSet<IpAddr>,
     /// This node's bridges and tunnels.

@@ -131,7 +131,7 @@ impl HostPortPlan {
             self.remarks.replace(&former.remarks, &now.remarks, &mut changes.remarks);
         }
         let mut due = claims.keys;
-        self.see(by, &mut due, &mut changes);
+        self.apply_inputs(by, &mut due, &mut changes);
         let mut taken = BTreeSet::new();
         for key in due {
             self.decide(key, by, &mut taken, &mut changes);
@@ -150,7 +150,7 @@ impl HostPortPlan {
     }
 
     /// Applies changes of services and addresses. Adds the keys that they concern to `due`.
-    fn see(
+    fn apply_inputs(
         &mut self,
         by: &HostPortInputs<'_>,
         due: &mut BTreeSet<HostPortKey>,

@@ -294,7 +294,7 @@ impl Plan {
             changes.cluster_network_policies = !change.cluster_network_policies.is_empty();
             changes.firewall = firewall.update(model, self.pods.as_deref(), change);
         }
-        change.firewall_is_decided();
+        change.clear_firewall_inputs();
         let links_changed = change.addresses;
         let moved = match changes.complete || change.is_about_node() {
             true => self.update_node(model, &mut changes),
@@ -336,7 +336,7 @@ impl Plan {
             links: model.addresses(),
             links_changed: links_changed || is_first,
             services: self.services.as_ref(),
-            owes_services: self.policy.services && self.services.is_none(),
+            awaits_services: self.policy.services && self.services.is_none(),
             frontends: &changes.frontends,
             node_ports: &self.node.node_ports,
         });
@@ -348,7 +348,11 @@ impl Plan {
         let node = NodePlan::new(policy, self.capabilities, model.egress(), pods, world);
         changes.node = self.node != node;
         let before = std::mem::replace(&mut self.node, node);
-        before.own.symmetric_difference(&self.node.own).copied().collect()
+        before
+            .protected_addresses
+            .symmetric_difference(&self.node.protected_addresses)
+            .copied()
+            .collect()
     }
 
     fn update_services(

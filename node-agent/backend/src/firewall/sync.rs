@@ -195,7 +195,7 @@ impl Firewall {
 
     fn note_changes(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let of_firewall = &changes.firewall;
-        self.note_sides(of_firewall);
+        self.note_pod_rules(of_firewall);
         self.note_identities(of_firewall);
         if firewall.has_tiers() && !of_firewall.pod_rules.is_empty() {
             self.numbers.retire_permitted_sets(&permitted_sets_of(firewall, None));
@@ -213,7 +213,7 @@ impl Firewall {
     /// Notes how the addresses of this node's pods are judged, and retires the numbers of
     /// identities that are gone. The elements from before the change still have these numbers, so
     /// they are made first.
-    fn note_sides(&mut self, changes: &FirewallChanges) {
+    fn note_pod_rules(&mut self, changes: &FirewallChanges) {
         let of = |pod_rules: Option<&PodRules>, others, address, numbers: &Numbers| {
             pod_rules.map_or_else(Vec::new, |pod_rules| {
                 of_pod_rules(address, pod_rules, others, numbers)
@@ -270,7 +270,8 @@ impl Firewall {
     /// Notes what the tables hold for recorded pods that a change concerns.
     fn note_pods(&mut self, plan: &Plan, firewall: &FirewallPlan, changes: &PlanChanges) {
         let (records, owners) = (&changes.records, &changes.firewall.owners);
-        let isolated = changes.firewall.pod_rules.iter().filter(|change| change.is_of_isolation());
+        let isolated =
+            changes.firewall.pod_rules.iter().filter(|change| change.changes_isolation());
         let isolated: BTreeSet<IpAddr> = isolated.map(|change| change.address).collect();
         if records.is_empty() && owners.is_empty() && isolated.is_empty() {
             return;

@@ -19,7 +19,7 @@ pub(super) struct ForbiddenPrefixes<'a> {
     /// The claims of the Node objects.
     nodes: PodRanges<'a>,
     /// The addresses of all links of this node. No service may take one.
-    own: &'a BTreeSet<IpAddr>,
+    protected_addresses: &'a BTreeSet<IpAddr>,
     name: &'a Arc<str>,
     api: BTreeSet<IpAddr>,
     gateways: &'a BTreeSet<IpAddr>,
@@ -32,7 +32,7 @@ impl<'a> ForbiddenPrefixes<'a> {
         let endpoints = by.world.slices(&api).flat_map(|slice: &Slice| &slice.endpoints);
         Self {
             nodes: PodRanges::taken(by.nodes),
-            own: &by.plan.node().own,
+            protected_addresses: &by.plan.node().protected_addresses,
             name: &by.plan.policy().settings.node_name,
             api: endpoints.map(|endpoint| endpoint.address).collect(),
             gateways: &by.surveyed.gateways,
@@ -88,7 +88,7 @@ impl<'a> ForbiddenPrefixes<'a> {
 
     /// The owner of an address that is neither a pod's nor a service's.
     fn of_host(&self, address: IpAddr) -> Option<ForbiddenReason> {
-        let own = || self.own.contains(&address).then_some(self.name);
+        let own = || self.protected_addresses.contains(&address).then_some(self.name);
         let node = || {
             let node = Arc::clone(self.nodes.with_address(address).or_else(own)?);
             Some(ForbiddenReason::NodeAddress { address, node })

@@ -20,7 +20,7 @@ pub struct StaleCandidates {
     /// Frontends that were added, removed, or whose endpoints changed.
     keys: BTreeSet<FrontendKey>,
     /// Addresses of this node's pods that are gone.
-    pods: BTreeSet<IpAddr>,
+    gone_pods: BTreeSet<IpAddr>,
     /// The parts of the table to search for these addresses: families and protocols that services
     /// use. Entries that no service translated are not stale.
     of_pods: BTreeSet<(Family, Protocol)>,
@@ -49,7 +49,7 @@ impl StaleCandidates {
 
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
-            && self.pods.is_empty()
+            && self.gone_pods.is_empty()
             && self.late.is_empty()
             && self.restricted.is_empty()
             && self.departed.is_empty()
@@ -61,14 +61,14 @@ impl StaleCandidates {
 
     /// Adds the other candidates to these.
     pub fn absorb(&mut self, other: Self) {
-        let Self { keys, pods, of_pods, late, restricted, departed, relaxed, .. } = other;
+        let Self { keys, gone_pods, of_pods, late, restricted, departed, relaxed, .. } = other;
         self.all_relaxed |= other.all_relaxed;
         self.marked_before |= other.marked_before;
         self.relaxed.extend(relaxed);
         self.departed.extend(departed);
         self.restricted.extend(restricted);
         self.keys.extend(keys);
-        self.pods.extend(pods);
+        self.gone_pods.extend(gone_pods);
         self.of_pods.extend(of_pods);
         self.late.extend(late);
         for (key, former) in other.host_ports {
@@ -107,12 +107,12 @@ impl StaleCandidates {
     /// Limits the search for the pods to entries of these families and protocols, and drops pods of
     /// a family that has none.
     fn keep_pods_of(&mut self, served: &BTreeSet<(Family, Protocol)>) {
-        let all = self.pods.iter().chain(&self.late);
+        let all = self.gone_pods.iter().chain(&self.late);
         let families: BTreeSet<Family> = all.map(|ip| family_of(*ip)).collect();
         let of_pods = served.iter().filter(|(family, _)| families.contains(family));
         self.of_pods = of_pods.copied().collect();
         let is_served = |ip: &IpAddr| served.iter().any(|(family, _)| *family == family_of(*ip));
-        self.pods.retain(is_served);
+        self.gone_pods.retain(is_served);
         self.late.retain(is_served);
     }
 
@@ -129,7 +129,7 @@ impl StaleCandidates {
     fn concern_service_of(&self, entry: &TrackedFlow) -> bool {
         let keys = keys_of(entry);
         keys.iter().flatten().any(|key| self.keys.contains(key))
-            || [entry.source, entry.reply_source].iter().any(|end| self.is_pod(end.ip()))
+            || [entry.source, entry.reply_source].iter().any(|end| self.is_gone_pod(end.ip()))
             || self.is_late(entry.source.ip())
     }
 
@@ -227,8 +227,8 @@ impl StaleCandidates {
     }
 
     /// Whether a pod that is gone had this address.
-    pub(super) fn is_pod(&self, address: IpAddr) -> bool {
-        self.pods.contains(&address)
+    pub(super) fn is_gone_pod(&self, address: IpAddr) -> bool {
+        self.gone_pods.contains(&address)
     }
 
     /// Whether a pod with this address was treated as outside until now.
@@ -292,12 +292,12 @@ impl CandidateTracker {
     /// service changes but no frontend does, so all frontends of changed services are candidates.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         if let Some(pods) = plan.pods().filter(|_| changes.pods) {
-            self.pods_are(pods);
+            self.update_pods(pods);
             if plan.policy().detector.goes_by_records() {
                 self.note_late(pods);
             }
         }
-        self.firewall_is(plan, &changes.firewall);
+        self.update_firewall(plan, &changes.firewall);
         for (key, former) in &changes.host_ports.former {
             self.candidates.host_ports.entry(*key).or_default().extend(former);
         }
@@ -309,13 +309,13 @@ impl CandidateTracker {
         keys.for_each(|key| self.candidates.add_frontend(*key));
         self.candidates.late.append(&mut self.late);
         if changes.node || changes.complete {
-            self.node_ports_are(services, &plan.node().node_ports.addresses);
+            self.update_node_ports(services, &plan.node().node_ports.addresses);
         }
     }
 
     /// Applies a change of the pod firewall. Until all policies are known, no connection is
     /// permitted again.
-    fn firewall_is(&mut self, plan: &Plan, changes: &FirewallChanges) {
+    fn update_firewall(&mut self, plan: &Plan, changes: &FirewallChanges) {
         if !plan.firewall().is_some_and(FirewallPlan::is_known) {
             return;
         }
@@ -330,7 +330,7 @@ impl CandidateTracker {
 
     /// Applies the current pods of this node. Only a pod that was removed from the same state file
     /// is gone: a lost file removes no pod.
-    fn pods_are(&mut self, pods: &PodSet) {
+    fn update_pods(&mut self, pods: &PodSet) {
         let Some((epoch, _)) = &pods.version else {
             return;
         };
@@ -339,7 +339,7 @@ impl CandidateTracker {
         if let Some((before, ips)) = &self.pods
             && before == epoch
         {
-            self.candidates.pods.extend(ips.difference(&now).copied());
+            self.candidates.gone_pods.extend(ips.difference(&now).copied());
         }
         self.pods = Some((epoch.clone(), now));
     }
@@ -369,7 +369,7 @@ impl CandidateTracker {
 
     /// Applies the addresses that serve node ports. On a new one, flows may be older than its
     /// rules.
-    fn node_ports_are(&mut self, services: &ServicePlan, addresses: &[IpAddr]) {
+    fn update_node_ports(&mut self, services: &ServicePlan, addresses: &[IpAddr]) {
         let now: BTreeSet<IpAddr> = addresses.iter().copied().collect();
         let come: BTreeSet<Family> =
             now.difference(&self.node_ports).map(|ip| family_of(*ip)).collect();
@@ -397,7 +397,7 @@ impl CandidateTracker {
     /// may be stale.
     pub fn take(&mut self, plan: &Plan) -> StaleCandidates {
         let mut candidates = std::mem::take(&mut self.candidates);
-        if !candidates.pods.is_empty() || !candidates.late.is_empty() {
+        if !candidates.gone_pods.is_empty() || !candidates.late.is_empty() {
             candidates.keep_pods_of(&plan.services().map_or_else(all_protocols, served_by));
         }
         candidates

@@ -122,7 +122,7 @@ impl<'a> StaleFilter<'a> {
     fn is_of_gone_pod(&self, entry: &TrackedFlow) -> bool {
         [entry.source, entry.reply_source].iter().any(|end| {
             let ip = end.ip();
-            self.candidates.is_pod(ip) && !self.pods.contains(&ip) && !self.is_own(ip)
+            self.candidates.is_gone_pod(ip) && !self.pods.contains(&ip) && !self.is_own(ip)
         })
     }
 

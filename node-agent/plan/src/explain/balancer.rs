@@ -24,21 +24,21 @@ pub struct VirtualServerRow {
     pub chosen: Option<String>,
 }
 
-/// Adds the step that says who chooses among these endpoints. `bound`: [`Frontend::outside`]
+/// Adds the step that says who chooses among these endpoints. `by_outside`: [`Frontend::outside`]
 /// decides.
 pub(super) fn choose(
     context: ExplainContext<'_>,
     frontend: &Frontend,
-    bound: bool,
+    by_outside: bool,
     endpoints: &Endpoints,
     steps: &mut ExplainSteps,
 ) -> Option<VirtualServerRow> {
     let balancer = context.plan.ipvs().map(|ipvs| ipvs.balancer(frontend));
     let key = match balancer {
-        Some(Balancer::Ipvs(key)) if !bound => key,
+        Some(Balancer::Ipvs(key)) if !by_outside => key,
         Some(Balancer::Ipvs(_)) => {
             choose_by_rules(endpoints, steps);
-            steps.add(words::NOT_IPVS, words::BOUND);
+            steps.add(words::NOT_IPVS, words::BY_OUTSIDE);
             return None;
         }
         Some(Balancer::Nft(reason)) => {

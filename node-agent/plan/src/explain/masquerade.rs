@@ -12,17 +12,17 @@ pub(super) struct EndpointMasquerade {
     pub(super) endpoints: Vec<String>,
 }
 
-/// Explains the source that these endpoints see. `bound`: [`Frontend::outside`] decides.
+/// Explains the source that these endpoints see. `by_outside`: [`Frontend::outside`] decides.
 pub(super) fn masquerade(
     context: ExplainContext<'_>,
     frontend: &Frontend,
-    bound: bool,
+    by_outside: bool,
     endpoints: &Endpoints,
     sender: Sender,
     steps: &mut ExplainSteps,
 ) -> EndpointMasquerade {
     let (masquerade, why) = match frontend.masquerade {
-        _ if bound => (false, words::KEPT_LOCAL_POLICY),
+        _ if by_outside => (false, words::KEPT_LOCAL_POLICY),
         Masquerade::Always if frontend.kind == FrontendKind::ClusterIp => {
             (true, words::MASQUERADE_ALL)
         }

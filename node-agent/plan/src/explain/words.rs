@@ -57,7 +57,7 @@ pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembe
 pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual \
      server is in the kernel, nftables chooses, too, at random";
 pub(super) const NOT_IPVS: &str = "nftables chooses, not IPVS";
-pub(super) const BOUND: &str =
+pub(super) const BY_OUTSIDE: &str =
     "by its traffic policy, traffic from outside has other endpoints than the cluster IP";
 pub(super) const HASHED: &str = "computed as the kernel does, from its list of real servers";
 pub(super) const HASHED_TO_NOBODY: &str =
@@ -204,9 +204,9 @@ pub(super) fn kind(kind: FrontendKind) -> &'static str {
     }
 }
 
-pub(super) fn policy(frontend: &Frontend, bound: bool) -> String {
+pub(super) fn policy(frontend: &Frontend, by_outside: bool) -> String {
     let policy = policy_name(frontend.kind, frontend.policy);
-    let only_here = bound
+    let only_here = by_outside
         || (frontend.kind == FrontendKind::ClusterIp && frontend.policy == TrafficPolicy::Local);
     if only_here {
         format!("{policy}: endpoints on this node only")

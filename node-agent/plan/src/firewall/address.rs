@@ -16,7 +16,7 @@ use hashbrown::HashTable;
 use super::IdentityChange;
 use super::blocks::{Pieces, piece_of};
 use super::group::{GroupId, GroupSet, Groups, PodGroup};
-use super::identity::{Identities, IdentityId, IdentityKey, Knowledge};
+use super::identity::{Identities, IdentityId, IdentityKey, OwnerKnowledge};
 use super::peer::PeerId;
 use denizen_model::ClusterPod;
 use denizen_state::AttachmentId;
@@ -251,9 +251,9 @@ fn key_of(address: IpAddr, group: Option<&PodGroup>, lookup: BlockLookup<'_>) ->
     };
     let knowledge = match (lookup.pod_ranges, group) {
         (None, _) if labels.is_empty() && ports.is_empty() => return IdentityKey::default(),
-        (None, _) => Knowledge::NotNeeded,
-        (Some(_), None) => Knowledge::Unknown,
-        (Some(_), Some(_)) => Knowledge::Known,
+        (None, _) => OwnerKnowledge::NotNeeded,
+        (Some(_), None) => OwnerKnowledge::Unknown,
+        (Some(_), Some(_)) => OwnerKnowledge::Known,
     };
     let peers: BTreeSet<_> = labels.iter().copied().chain(blocks).collect();
     IdentityKey { peers: peers.into_iter().collect(), ports, knowledge }

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 
 use super::FirewallPlan;
 use super::address::BlockLookup;
-use super::identity::{IdentityKey, Knowledge};
+use super::identity::{IdentityKey, OwnerKnowledge};
 use super::peer::PeerId;
 use denizen_model::{Block, ClusterFacts};
 
@@ -35,7 +35,7 @@ pub fn keys_of_nodes(
         let mut peers = named.remove(address).unwrap_or_default();
         peers.extend(lookup.blocks(*address));
         let peers = peers.into_iter().collect();
-        (*address, IdentityKey { peers, ports: Vec::new(), knowledge: Knowledge::Known })
+        (*address, IdentityKey { peers, ports: Vec::new(), knowledge: OwnerKnowledge::Known })
     };
     nodes.map(key).collect()
 }
@@ -44,8 +44,8 @@ pub fn keys_of_nodes(
 pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey {
     let is_of_pods = |peer: &PeerId| Some(*peer) == pod_ranges;
     let knowledge = match peers.iter().any(is_of_pods) {
-        true => Knowledge::Unknown,
-        false => Knowledge::NotNeeded,
+        true => OwnerKnowledge::Unknown,
+        false => OwnerKnowledge::NotNeeded,
     };
     let peers = peers.iter().filter(|peer| !is_of_pods(peer)).copied().collect();
     IdentityKey { peers, ports: Vec::new(), knowledge }

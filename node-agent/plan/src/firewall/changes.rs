@@ -21,7 +21,7 @@ pub struct PodRulesChange {
 
 impl PodRulesChange {
     /// Whether the address begins or ceases to be restricted in a direction, or to be a pod's.
-    pub fn is_of_isolation(&self) -> bool {
+    pub fn changes_isolation(&self) -> bool {
         let isolation = |pod_rules: &PodRules| {
             Direction::BOTH.map(|direction| pod_rules.of(direction).isolation)
         };

@@ -111,7 +111,7 @@ impl Classes {
 
     /// What passes in the direction of this decision, for a pod whose address has the identity
     /// `own`.
-    pub fn side(
+    pub fn direction_rules(
         &mut self,
         decision: &DirectionDecision,
         by: ClassFacts<'_>,

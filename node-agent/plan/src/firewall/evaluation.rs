@@ -56,7 +56,7 @@ impl<'a> ClassPacket<'a> {
         if admin.is_accepted && !admin.may_pass {
             return Evaluation { matched, verdict: ClassVerdict::Accepted };
         }
-        let behind = match (class.is_isolated, self.is_to_itself) {
+        let after_admin = match (class.is_isolated, self.is_to_itself) {
             (true, true) => ClassVerdict::Open,
             (true, false) => self.by_policies(),
             (false, _) => {
@@ -72,10 +72,10 @@ impl<'a> ClassPacket<'a> {
                 }
             }
         };
-        let verdict = match behind {
-            ClassVerdict::Refused | ClassVerdict::Denied => behind,
+        let verdict = match after_admin {
+            ClassVerdict::Refused | ClassVerdict::Denied => after_admin,
             ClassVerdict::Open | ClassVerdict::Accepted | ClassVerdict::Permitted(_) => {
-                if admin.is_accepted { ClassVerdict::Accepted } else { behind }
+                if admin.is_accepted { ClassVerdict::Accepted } else { after_admin }
             }
         };
         Evaluation { matched, verdict }

@@ -81,8 +81,8 @@ impl FlowCheck<'_> {
     pub(super) fn rejection(&self) -> Option<PolicyRejection> {
         let mut restricting = self.restricting().into_iter().flatten();
         restricting.find_map(|(direction, pod)| {
-            let side = self.plan.pod_rules.get(&pod)?.of(direction);
-            let is_refused = !self.passes(side, other_end(self.flow, direction));
+            let rules = self.plan.pod_rules.get(&pod)?.of(direction);
+            let is_refused = !self.passes(rules, other_end(self.flow, direction));
             is_refused.then_some(PolicyRejection { direction, pod })
         })
     }
@@ -114,8 +114,8 @@ impl FlowCheck<'_> {
     /// itself.
     fn restricting(&self) -> [Option<(Direction, IpAddr)>; 2] {
         let is_to_itself = self.flow.source == self.flow.destination;
-        let [is_from_node, is_to_node] =
-            [self.flow.source, self.flow.destination].map(|end| self.plan.own.contains(&end));
+        let [is_from_node, is_to_node] = [self.flow.source, self.flow.destination]
+            .map(|end| self.plan.link_addresses.contains(&end));
         let of = |direction, pod: IpAddr, counts: bool| {
             let pod_rules = self.plan.pod_rules.get(&pod)?;
             (counts && (!is_to_itself || pod_rules.is_tiered())).then_some((direction, pod))
@@ -130,12 +130,12 @@ impl FlowCheck<'_> {
         ]
     }
 
-    fn passes(&self, side: &DirectionRules, peer: IpAddr) -> bool {
-        match side.isolation {
+    fn passes(&self, rules: &DirectionRules, peer: IpAddr) -> bool {
+        match rules.isolation {
             Isolation::Open => true,
             Isolation::Pending => false,
             Isolation::Isolated => {
-                if let Some(tiered) = &side.tiered {
+                if let Some(tiered) = &rules.tiered {
                     let permitted = match self.flow.source == self.flow.destination {
                         true => Some(&tiered.itself),
                         false => tiered.of(self.plan.identity_of(peer)),
@@ -145,7 +145,7 @@ impl FlowCheck<'_> {
                         .is_some_and(|permitted| permitted.passes(self.flow.protocol, port));
                 }
                 let identity = self.plan.identity_of(peer);
-                side.permissions.iter().any(|permission| {
+                rules.permissions.iter().any(|permission| {
                     (permission.peer.is_none() || permission.peer == identity)
                         && permission.ports.covers(self.flow.protocol, self.flow.port)
                 })

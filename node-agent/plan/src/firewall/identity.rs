@@ -22,13 +22,13 @@ pub(super) struct IdentityKey {
     /// The pod's named ports that egress rules in force name, sorted.
     pub ports: Vec<NamedPort>,
     /// Whether it is known whose address it is.
-    pub knowledge: Knowledge,
+    pub knowledge: OwnerKnowledge,
 }
 
 /// Whether the owner of the address is known. Rules that deny by labels must also hold for pods
 /// that the agent does not know yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(super) enum Knowledge {
+pub(super) enum OwnerKnowledge {
     /// No ClusterNetworkPolicy is in force, or no pod can have the address.
     #[default]
     NotNeeded,
@@ -42,7 +42,9 @@ pub(super) enum Knowledge {
 impl IdentityKey {
     /// Whether no policy in force can match such an address.
     pub fn is_nobody(&self) -> bool {
-        self.peers.is_empty() && self.ports.is_empty() && self.knowledge == Knowledge::NotNeeded
+        self.peers.is_empty()
+            && self.ports.is_empty()
+            && self.knowledge == OwnerKnowledge::NotNeeded
     }
 
     /// Whether one of these peers covers the address.

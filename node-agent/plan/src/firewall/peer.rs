@@ -17,9 +17,9 @@ pub(super) struct PeerId(u32);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum PeerScope {
     /// Pods of one namespace.
-    Pods(Arc<str>, Selector),
+    PodsInNamespace { namespace: Arc<str>, pods: Selector },
     /// Pods of namespaces with these labels.
-    PodsOf(Selector, Selector),
+    PodsBySelectors { namespaces: Selector, pods: Selector },
     /// Addresses: all `ipBlock`s of one rule together. Nothing has to tell them apart, and there
     /// may be thousands.
     Blocks(Arc<[Block]>),
@@ -40,10 +40,16 @@ impl PeerScope {
         for peer in peers {
             match peer {
                 PolicyPeer::Pods { namespaces: Namespaces::Own, pods } => {
-                    all.push(Self::Pods(namespace.clone(), pods.clone()));
+                    all.push(Self::PodsInNamespace {
+                        namespace: namespace.clone(),
+                        pods: pods.clone(),
+                    });
                 }
                 PolicyPeer::Pods { namespaces: Namespaces::Selected(namespaces), pods } => {
-                    all.push(Self::PodsOf(namespaces.clone(), pods.clone()));
+                    all.push(Self::PodsBySelectors {
+                        namespaces: namespaces.clone(),
+                        pods: pods.clone(),
+                    });
                     if namespaces.is_empty() && pods.is_empty() && !every_pod.is_empty() {
                         all.push(Self::EveryPod(every_pod.clone()));
                     }
@@ -61,8 +67,8 @@ impl PeerScope {
             Self::Blocks(blocks) => Self::Blocks(
                 blocks.iter().filter(|block| block.contains(address)).take(1).cloned().collect(),
             ),
-            Self::Pods(..)
-            | Self::PodsOf(..)
+            Self::PodsInNamespace { .. }
+            | Self::PodsBySelectors { .. }
             | Self::Nodes(_)
             | Self::PodRanges(_)
             | Self::EveryPod(_) => self.clone(),
@@ -73,15 +79,17 @@ impl PeerScope {
     pub fn blocks(&self) -> Option<&[Block]> {
         match self {
             Self::Blocks(blocks) | Self::PodRanges(blocks) | Self::EveryPod(blocks) => Some(blocks),
-            Self::Pods(..) | Self::PodsOf(..) | Self::Nodes(_) => None,
+            Self::PodsInNamespace { .. } | Self::PodsBySelectors { .. } | Self::Nodes(_) => None,
         }
     }
 
     /// Whether it covers a pod, by labels.
     pub fn selects(&self, namespace: &str, of_namespace: &Labels, labels: &Labels) -> bool {
         match self {
-            Self::Pods(own, pods) => **own == *namespace && pods.selects(labels),
-            Self::PodsOf(namespaces, pods) => {
+            Self::PodsInNamespace { namespace: own, pods } => {
+                **own == *namespace && pods.selects(labels)
+            }
+            Self::PodsBySelectors { namespaces, pods } => {
                 namespaces.selects(of_namespace) && pods.selects(labels)
             }
             Self::Blocks(_) | Self::Nodes(_) | Self::PodRanges(_) | Self::EveryPod(_) => false,
@@ -92,13 +100,13 @@ impl PeerScope {
 impl fmt::Display for PeerScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pods(namespace, pods) if pods.is_empty() => {
+            Self::PodsInNamespace { namespace, pods } if pods.is_empty() => {
                 write!(f, "every pod of namespace {namespace}")
             }
-            Self::Pods(namespace, pods) => {
+            Self::PodsInNamespace { namespace, pods } => {
                 write!(f, "pods of namespace {namespace} with {}", SelectorText(pods))
             }
-            Self::PodsOf(namespaces, pods) => {
+            Self::PodsBySelectors { namespaces, pods } => {
                 match pods.is_empty() {
                     true => f.write_str("every pod of ")?,
                     false => write!(f, "pods with {} of ", SelectorText(pods))?,
@@ -205,10 +213,10 @@ impl PeerTable {
         let id = PeerId(self.next);
         self.next += 1;
         match &scope {
-            PeerScope::Pods(namespace, _) => {
+            PeerScope::PodsInNamespace { namespace, .. } => {
                 self.of_namespace.entry(namespace.clone()).or_default().insert(id);
             }
-            PeerScope::PodsOf(..) => drop(self.of_any.insert(id)),
+            PeerScope::PodsBySelectors { .. } => drop(self.of_any.insert(id)),
             PeerScope::Blocks(_)
             | PeerScope::Nodes(_)
             | PeerScope::PodRanges(_)
@@ -244,8 +252,8 @@ impl PeerTable {
     pub fn of_node<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = PeerId> + 'a {
         self.iter().filter_map(move |(id, scope)| match scope {
             PeerScope::Nodes(nodes) => nodes.selects(labels).then_some(id),
-            PeerScope::Pods(..)
-            | PeerScope::PodsOf(..)
+            PeerScope::PodsInNamespace { .. }
+            | PeerScope::PodsBySelectors { .. }
             | PeerScope::Blocks(_)
             | PeerScope::PodRanges(_)
             | PeerScope::EveryPod(_) => None,
@@ -275,7 +283,7 @@ impl PeerTable {
     fn forget(&mut self, id: PeerId, scope: &PeerScope) {
         self.ids.remove(scope);
         self.of_any.remove(&id);
-        if let PeerScope::Pods(namespace, _) = scope
+        if let PeerScope::PodsInNamespace { namespace, .. } = scope
             && let Some(of_namespace) = self.of_namespace.get_mut(namespace)
         {
             of_namespace.remove(&id);
@@ -293,9 +301,15 @@ mod tests {
     #[test]
     fn a_peer_that_is_named_again_before_the_change_ends_stays() {
         let mut table = PeerTable::default();
-        let of = |namespace: &str| PeerScope::Pods(namespace.into(), Selector::default());
+        let of = |namespace: &str| PeerScope::PodsInNamespace {
+            namespace: namespace.into(),
+            pods: Selector::default(),
+        };
         let (kept, gone) = (table.acquire(of("a")), table.acquire(of("b")));
-        let any = table.acquire(PeerScope::PodsOf(Selector::default(), Selector::default()));
+        let any = table.acquire(PeerScope::PodsBySelectors {
+            namespaces: Selector::default(),
+            pods: Selector::default(),
+        });
         assert_eq!(table.take_changes().added.len(), 3);
         table.release(kept);
         table.release(gone);

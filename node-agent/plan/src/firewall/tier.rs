@@ -8,7 +8,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::direction::Direction;
-use super::identity::{IdentityKey, Knowledge};
+use super::identity::{IdentityKey, OwnerKnowledge};
 use super::peer::{PeerId, PeerScope, PeerTable};
 use super::permitted_ports::{PermittedPorts, PortSet};
 use super::tier_decider::TierDecider;
@@ -98,9 +98,12 @@ impl TierEvaluator<'_> {
             return PeerMatch::Yes;
         }
         let by_labels = |peer: &PeerId| {
-            matches!(self.table.scope(*peer), Some(PeerScope::Pods(..) | PeerScope::PodsOf(..)))
+            matches!(
+                self.table.scope(*peer),
+                Some(PeerScope::PodsInNamespace { .. } | PeerScope::PodsBySelectors { .. })
+            )
         };
-        match key.knowledge == Knowledge::Unknown && peers.iter().any(by_labels) {
+        match key.knowledge == OwnerKnowledge::Unknown && peers.iter().any(by_labels) {
             true => PeerMatch::Maybe,
             false => PeerMatch::No,
         }
@@ -122,7 +125,9 @@ impl TierEvaluator<'_> {
                     for port in known.iter().filter(|port| port.name == *name) {
                         certain.add(port.protocol, port.port, port.port);
                     }
-                    if self.direction == Direction::Egress && key.knowledge == Knowledge::Unknown {
+                    if self.direction == Direction::Egress
+                        && key.knowledge == OwnerKnowledge::Unknown
+                    {
                         possible = PortSet::every_port();
                     }
                 }
@@ -132,13 +137,13 @@ impl TierEvaluator<'_> {
         RulePorts { certain, possible }
     }
 
-    /// What passes these rules, evaluated in order. `behind` decides what they pass on or do not
+    /// What passes these rules, evaluated in order. `next` decides what they pass on or do not
     /// match.
     pub fn passing<'r>(
         &self,
         rules: impl Iterator<Item = &'r TieredRule>,
         key: &IdentityKey,
-        behind: impl FnOnce() -> PortSet,
+        next: impl FnOnce() -> PortSet,
     ) -> PortSet {
         let mut undecided = PortSet::all();
         let (mut accepted, mut passed) = (PortSet::default(), PortSet::default());
@@ -171,9 +176,9 @@ impl TierEvaluator<'_> {
         }
         let on = undecided.union(&passed);
         let is_needed = !on.is_empty() || !perhaps_passed.is_empty();
-        let behind = if is_needed { behind() } else { PortSet::default() };
-        let passes = accepted.union(&on.common(&behind)).without(&perhaps_denied);
-        passes.without(&perhaps_passed.without(&behind))
+        let by_next = if is_needed { next() } else { PortSet::default() };
+        let passes = accepted.union(&on.common(&by_next)).without(&perhaps_denied);
+        passes.without(&perhaps_passed.without(&by_next))
     }
 }
 

@@ -70,7 +70,10 @@ fn compiled(rule: &TierRule, table: &mut PeerTable) -> TieredRule {
             for peer in peers {
                 match peer {
                     TierPeer::Pods { namespaces, pods } => {
-                        all.push(PeerScope::PodsOf(namespaces.clone(), pods.clone()));
+                        all.push(PeerScope::PodsBySelectors {
+                            namespaces: namespaces.clone(),
+                            pods: pods.clone(),
+                        });
                     }
                     TierPeer::Nodes(nodes) => all.push(PeerScope::Nodes(nodes.clone())),
                     TierPeer::Network(range) => {

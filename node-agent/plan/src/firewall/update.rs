@@ -45,7 +45,7 @@ impl<'a> FirewallUpdate<'a> {
     ) -> FirewallChanges {
         let was = self.state();
         if change.addresses {
-            self.plan.own = model.addresses().iter().map(|own| own.address).collect();
+            self.plan.link_addresses = model.addresses().iter().map(|on| on.address).collect();
         }
         self.update_surroundings(model, change);
         let recorded = recorded.map(|set| &*set.pods).unwrap_or_default();
@@ -98,11 +98,11 @@ impl<'a> FirewallUpdate<'a> {
         }
         let now = || recorded.iter().map(|pod| pod.id.clone()).collect();
         let earlier = self.plan.earlier.get_or_insert_with(now);
-        let late = recorded.iter().filter(|pod| !earlier.contains(&pod.id) && !pod.adopted);
-        let late = late.filter(|_| !self.plan.left_open);
+        let is_new = |pod: &&LocalPod| !earlier.contains(&pod.id) && !pod.adopted;
+        let added_since_start = recorded.iter().filter(is_new).filter(|_| !self.plan.left_open);
         let pending =
             PodRules { ingress: DirectionRules::pending(), egress: DirectionRules::pending() };
-        let ips = late.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
+        let ips = added_since_start.filter(|pod| pod.pod.is_some()).flat_map(|pod| &pod.ips);
         let ips: BTreeSet<IpAddr> = ips.copied().collect();
         let all: BTreeSet<IpAddr> = self.plan.pod_rules.keys().chain(&ips).copied().collect();
         let pod_rules = all.into_iter().map(|ip| (ip, ips.contains(&ip).then(|| pending.clone())));
@@ -143,7 +143,7 @@ impl<'a> FirewallUpdate<'a> {
         if concerns_all {
             self.update_classes(&changed, &identities.keys);
         }
-        self.update_sides(given, (!concerns_all).then_some(&touched));
+        self.update_pod_rules(given, (!concerns_all).then_some(&touched));
         self.note_narrowed(is_first || blocks_changed || self.plan.pod_ranges != before);
     }
 
@@ -182,7 +182,7 @@ impl<'a> FirewallUpdate<'a> {
         }
         // Most changes in a cluster are of pods of other nodes.
         let are_recorded = || names.iter().any(|name| self.plan.subjects.has(name));
-        if !is_first && !change.is_of_selection() && !are_recorded() {
+        if !is_first && !change.may_change_selection() && !are_recorded() {
             return touched;
         }
         let of_policies: BTreeSet<_> =
@@ -455,7 +455,7 @@ impl<'a> FirewallUpdate<'a> {
     }
 
     /// Decides again about these addresses and the addresses of these pods, or about all.
-    fn update_sides(
+    fn update_pod_rules(
         &mut self,
         mut addresses: BTreeSet<IpAddr>,
         of: Option<&BTreeSet<AttachmentId>>,
@@ -474,10 +474,10 @@ impl<'a> FirewallUpdate<'a> {
         let pod_rules = addresses.into_iter().map(|ip| {
             let subject = plan.owners.get(&ip).and_then(|id| plan.subjects.get(id));
             let own = plan.identity_of(ip);
-            let mut side = |decision| classes.side(decision, by, own);
+            let mut rules = |decision| classes.direction_rules(decision, by, own);
             let pod_rules = subject.map(|subject| PodRules {
-                ingress: side(&subject.ingress),
-                egress: side(&subject.egress),
+                ingress: rules(&subject.ingress),
+                egress: rules(&subject.egress),
             });
             (ip, pod_rules)
         });

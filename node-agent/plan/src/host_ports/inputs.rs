@@ -23,7 +23,7 @@ pub(crate) struct HostPortInputs<'a> {
     /// `None` while services are not known.
     pub services: Option<&'a ServicePlan>,
     /// Services are Denizen's, and not known yet.
-    pub owes_services: bool,
+    pub awaits_services: bool,
     /// The frontends whose decision changed.
     pub frontends: &'a BTreeSet<FrontendKey>,
     pub node_ports: &'a NodePorts,
@@ -48,7 +48,7 @@ impl NodeAddresses {
             let mut frontends = by.services.into_iter().flat_map(ServicePlan::frontends);
             let at = FrontendAddress::Ip(ip);
             // Until services are known, those that an earlier run programmed stay in force.
-            by.owes_services
+            by.awaits_services
                 || frontends.any(|one| one.kind == FrontendKind::ClusterIp && one.key.address == at)
         };
         let foreign = by.links.iter().filter(|on| !on.address.is_loopback());

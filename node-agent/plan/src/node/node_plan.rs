@@ -32,7 +32,7 @@ pub struct NodePlan {
     /// The addresses of the node's links.
     pub addresses: BTreeSet<IpAddr>,
     /// The node's own addresses, which no service may take away from it.
-    pub own: BTreeSet<IpAddr>,
+    pub protected_addresses: BTreeSet<IpAddr>,
     /// The node's addresses from which its own connections to virtual servers come. (The kernel
     /// would use the virtual server's address as the source, and no other node can answer to that.)
     /// A family is missing if the node has none; empty if the backend has no virtual servers.
@@ -49,9 +49,10 @@ impl NodePlan {
     ) -> Self {
         let node = world.and_then(|world| world.node());
         let links = world.map(|world| world.addresses()).unwrap_or_default();
-        let own = own_addresses(node, links);
+        let protected_addresses = own_addresses(node, links);
         let answered = world.filter(|_| capabilities.unused_addresses);
-        let has_own = |range: &IpNetwork| own.iter().any(|ip| range.contains(*ip));
+        let has_protected =
+            |range: &IpNetwork| protected_addresses.iter().any(|ip| range.contains(*ip));
         let ranges = answered.into_iter().flat_map(|world| world.service_ranges());
         Self {
             detection: Detection::new(
@@ -66,9 +67,9 @@ impl NodePlan {
                     .map(|_| node_port_addresses(&policy.node_ports, node, links, pods))
                     .unwrap_or_default(),
             },
-            service_ranges: ranges.filter(|range| !has_own(range)).collect(),
+            service_ranges: ranges.filter(|range| !has_protected(range)).collect(),
             addresses: links.iter().map(|on| on.address).collect(),
-            own,
+            protected_addresses,
             route_sources: match capabilities.balances_by_ipvs {
                 true => source_addresses(node, links, pods),
                 false => BTreeMap::new(),

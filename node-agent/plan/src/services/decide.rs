@@ -52,7 +52,7 @@ pub fn frontends(
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
             let decided = SelectedPort { settings, node, service, port, family, selection };
-            found.extend(decided.keys());
+            found.extend(decided.frontends());
         }
     }
     // One address may be named twice, as a load balancer IP and as an external IP: it is one
@@ -81,7 +81,7 @@ struct SelectedPort<'a> {
 }
 
 impl SelectedPort<'_> {
-    fn keys(&self) -> Vec<Frontend> {
+    fn frontends(&self) -> Vec<Frontend> {
         let service = self.service;
         let at = |kind, ips: &[IpAddr]| -> Vec<_> {
             let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);

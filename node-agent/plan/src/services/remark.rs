@@ -120,7 +120,7 @@ impl fmt::Display for Remark {
 
 pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let name = || service.name.clone();
-    let taken = service.cluster_ips.iter().filter(|ip| by.node.own.contains(ip));
+    let taken = service.cluster_ips.iter().filter(|ip| by.node.protected_addresses.contains(ip));
     let taken = taken.map(|ip| Remark::OwnAddress { service: name(), address: *ip });
     let open = Family::BOTH.into_iter().filter(|family| is_open(service, *family));
     let open = open.map(|family| Remark::OpenFamily { service: name(), family });

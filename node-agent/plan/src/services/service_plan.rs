@@ -136,9 +136,10 @@ impl ServicePlan {
     }
 
     fn remark_ranges(&mut self, by: PlanInputs<'_>, changes: &mut PlanChanges) {
-        let own_in = |range: IpNetwork| by.node.own.iter().find(|ip| range.contains(**ip));
+        let protected_in =
+            |range: IpNetwork| by.node.protected_addresses.iter().find(|ip| range.contains(**ip));
         let remarks = by.world.service_ranges().filter_map(|range| {
-            own_in(range).map(|address| Remark::OwnRange { range, address: *address })
+            protected_in(range).map(|address| Remark::OwnRange { range, address: *address })
         });
         replace(&mut self.range_remarks, remarks.collect(), changes);
     }
@@ -175,7 +176,7 @@ impl ServicePlan {
     }
 
     fn replan(&mut self, name: &ServiceName, by: PlanInputs<'_>, changes: &mut PlanChanges) {
-        let PlanInputs { settings, node: NodePlan { own, .. }, world, .. } = by;
+        let PlanInputs { settings, node: NodePlan { protected_addresses, .. }, world, .. } = by;
         let slices: Vec<_> = world.slices(name).collect();
         let service = world.service(name);
         let check =
@@ -185,7 +186,7 @@ impl ServicePlan {
             Some(service) => frontends(settings, world.node(), service, &slices),
             None => Vec::new(),
         };
-        wanted.retain(|frontend| !takes_own(frontend, own));
+        wanted.retain(|frontend| !takes_protected(frontend, protected_addresses));
         if !by.capabilities.restricts_first {
             wanted.iter_mut().for_each(refuse_first);
         }
@@ -280,9 +281,9 @@ fn replace(held: &mut Vec<Remark>, remarks: Vec<Remark>, changes: &mut PlanChang
 /// Whether it is a cluster IP that the node would lose: nftables handles all ports of a cluster IP.
 /// A load balancer IP or an external IP may be the node's own (k3s' ServiceLB does so): they take
 /// only the service's ports.
-fn takes_own(frontend: &Frontend, own: &BTreeSet<IpAddr>) -> bool {
+fn takes_protected(frontend: &Frontend, protected_addresses: &BTreeSet<IpAddr>) -> bool {
     match (frontend.kind, frontend.key.address) {
-        (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => own.contains(&ip),
+        (FrontendKind::ClusterIp, FrontendAddress::Ip(ip)) => protected_addresses.contains(&ip),
         (_, _) => false,
     }
 }
