@@ -102,7 +102,7 @@ impl Chosen {
                 let mut nftables = Nftables::open()?;
                 // Unused ports of the routed addresses are refused from the first rule on.
                 // Otherwise a program that listens on the node would answer there.
-                nftables.hold_cluster_ips(&IpvsKernel::routed()?);
+                nftables.change_routed_addresses(&IpvsKernel::routed()?);
                 Self::Nftables(Box::new(nftables))
             }
             BackendName::Iptables => {
@@ -170,7 +170,7 @@ impl Chosen {
             Self::Ipvs(_) => {}
             Self::Nftables(nftables) => {
                 let drained = IpvsKernel::drain();
-                nftables.hold_cluster_ips(&IpvsKernel::routed()?);
+                nftables.change_routed_addresses(&IpvsKernel::routed()?);
                 nftables.sync()?;
                 drained?;
             }

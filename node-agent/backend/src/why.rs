@@ -29,7 +29,7 @@ pub enum Why {
     /// Another proxy may serve Services of its own (`service.kubernetes.io/service-proxy-name`). So
     /// the nat chains do not drop packets to an address that no service of ours has: this chain
     /// comes after every proxy's translation.
-    Untaken,
+    StillUntranslated,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
     /// One lookup finds the service of a node port, on whichever address of the node.
@@ -77,7 +77,7 @@ pub enum Why {
     /// A packet that found no slot raced with a change. If it is dropped, the client sends it again
     /// and it is looked up again. If it passed, its connection would keep an untranslated conntrack
     /// entry for minutes.
-    NeverUndone,
+    LookupRaced,
     /// The service has no endpoints: the client should know at once.
     RefuseTcp,
     /// As [`Self::RefuseTcp`], for the other protocols.
@@ -251,7 +251,9 @@ impl Why {
             Self::Unallocated => {
                 "in a range of cluster IPs, and no proxy of this node has translated it (yet)"
             }
-            Self::Untaken => "behind the translation of every proxy: what nobody has translated",
+            Self::StillUntranslated => {
+                "behind the translation of every proxy: what nobody has translated"
+            }
             Self::OwnAddress => "node ports answer on these addresses of the node",
             Self::FindNodePort => "protocol and port name the service",
             Self::AskLocalPolicy => "asks whether policy Local keeps the connection on this node",
@@ -283,7 +285,7 @@ impl Why {
             Self::ChooseAmongFewer => {
                 "earlier draws found no endpoint: one of fewer, each as likely as the others"
             }
-            Self::NeverUndone => {
+            Self::LookupRaced => {
                 "dropped: the lookup raced with a change; the client's retransmission is looked up again"
             }
             Self::RefuseTcp | Self::Refuse => "no endpoints: refuse at once",

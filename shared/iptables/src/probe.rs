@@ -11,13 +11,13 @@ use super::error::IptablesError;
 /// A match or a target that this host may lack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
-    /// The words that every rule with this extension contains.
-    pub words: &'static str,
+    /// The part of the text that every rule with this extension contains, and no other.
+    pub marker: &'static str,
     /// A rule that needs the extension.
     pub rule: String,
 }
 
-/// The extensions that this host lacks: for the words of each, what the program wrote.
+/// The extensions that this host lacks: for the marker of each, what the program wrote.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MissingExtensions(BTreeMap<&'static str, String>);
 
@@ -25,12 +25,12 @@ impl MissingExtensions {
     /// Why this rule cannot be written, if it needs a missing extension.
     pub fn reason(&self, line: &str) -> Option<&str> {
         let mut missing = self.0.iter();
-        missing.find(|(words, _)| line.contains(**words)).map(|(_, message)| message.as_str())
+        missing.find(|(marker, _)| line.contains(**marker)).map(|(_, message)| message.as_str())
     }
 
-    /// For each missing extension: its words, and what the program wrote.
+    /// For each missing extension: its marker, and what the program wrote.
     pub fn all(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(words, message)| (*words, message.as_str()))
+        self.0.iter().map(|(marker, message)| (*marker, message.as_str()))
     }
 
     /// Whether the host has every extension that was probed for.
@@ -55,7 +55,7 @@ pub fn probe(
     test(&input(&[]))?;
     let missing = extensions.iter().filter_map(|extension| {
         let reason = reason(test(&input(&[&extension.rule])))?;
-        Some((extension.words, reason))
+        Some((extension.marker, reason))
     });
     Ok(MissingExtensions(missing.collect()))
 }
@@ -81,8 +81,8 @@ fn reason(tested: Result<String, IptablesError>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn extension(words: &'static str) -> Extension {
-        Extension { words, rule: format!("{words} --some -j RETURN") }
+    fn extension(marker: &'static str) -> Extension {
+        Extension { marker, rule: format!("{marker} --some -j RETURN") }
     }
 
     fn failed(message: &str) -> IptablesError {

@@ -56,8 +56,8 @@ impl RejectedRule {
         Self { is_unsupported: true, ..self }
     }
 
-    /// What was rejected, what follows, and why, in words.
-    pub fn words(&self) -> String {
+    /// What was rejected, what follows, and why, as text.
+    pub fn text(&self) -> String {
         let Self { chain: (table, chain), unwritten, reason, .. } = self;
         let (what, follows) = match unwritten {
             Unwritten::Chain(lines) => {

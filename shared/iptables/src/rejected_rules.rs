@@ -43,7 +43,7 @@ pub struct RejectedRules {
     last: Option<ChainId>,
 }
 
-/// What differs from before, in words.
+/// What differs from before, as text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
     /// Rules that are rejected for the first time.
@@ -142,9 +142,9 @@ impl RejectedRules {
     }
 
     fn add(&mut self, rejected: RejectedRule) {
-        let words = rejected.words();
+        let text = rejected.text();
         if self.all.insert(rejected.key(), rejected).is_none() {
-            self.news.rejected.push(words);
+            self.news.rejected.push(text);
         }
     }
 
@@ -174,12 +174,12 @@ impl RejectedRules {
         let mut before: BTreeMap<RejectedKey, RejectedRule> = before.collect();
         for rejected in rejected {
             if before.remove(&rejected.key()).is_none() {
-                self.news.rejected.push(rejected.words());
+                self.news.rejected.push(rejected.text());
             }
             self.all.insert(rejected.key(), rejected);
         }
         let accepted = before.values().filter(|rule| is_tried(rule));
-        self.news.accepted.extend(accepted.map(RejectedRule::words));
+        self.news.accepted.extend(accepted.map(RejectedRule::text));
         if !tried.is_empty() {
             self.next = Some(at + self.pause);
         }
@@ -235,27 +235,27 @@ impl RejectedRules {
         self.all.iter().filter(|((chain, _), rejected)| lacks(chain, rejected)).count()
     }
 
-    /// In words, what is rejected with these keys: whole chains, and single rules of shared chains.
+    /// As text, what is rejected with these keys: whole chains, and single rules of shared chains.
     pub fn about(&self, own: &BTreeSet<RejectedKey>) -> Vec<String> {
         let is_own = |key: &RejectedKey, rejected: &RejectedRule| {
             own.contains(key) && rejected.unwritten != Unwritten::Removal
         };
         let rejected = self.all.iter().filter(|(key, rejected)| is_own(key, rejected));
-        rejected.map(|(_, rejected)| rejected.words()).collect()
+        rejected.map(|(_, rejected)| rejected.text()).collect()
     }
 
     /// All rejected rules as text, for the log and `status`.
-    pub fn words(&self) -> Vec<String> {
-        shortened(self.all.values().map(RejectedRule::words).collect())
+    pub fn texts(&self) -> Vec<String> {
+        shortened(self.all.values().map(RejectedRule::text).collect())
     }
 }
 
 /// The first [`LISTED`] texts, and how many more there are.
-fn shortened(mut words: Vec<String>) -> Vec<String> {
-    let more = words.len().saturating_sub(LISTED);
+fn shortened(mut texts: Vec<String>) -> Vec<String> {
+    let more = texts.len().saturating_sub(LISTED);
     if more > 0 {
-        words.truncate(LISTED);
-        words.push(format!("{more} more rules are rejected"));
+        texts.truncate(LISTED);
+        texts.push(format!("{more} more rules are rejected"));
     }
-    words
+    texts
 }

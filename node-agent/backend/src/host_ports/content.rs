@@ -20,7 +20,7 @@ pub struct HostPortTable {
     /// How many host ports lead to each address.
     endpoints: BTreeMap<IpAddr, usize>,
     /// This agent serves services, and they are not known yet.
-    owes_services: bool,
+    awaits_services: bool,
 }
 
 impl HostPortTable {
@@ -32,7 +32,7 @@ impl HostPortTable {
             elements: HashMap::new(),
             served: HashMap::new(),
             endpoints: BTreeMap::new(),
-            owes_services: false,
+            awaits_services: false,
         }
     }
 
@@ -112,10 +112,10 @@ impl HostPortTable {
             guard: has_loopback && !policy.services,
             open_forward: policy.node_side.open_forward,
         };
-        let owes_services = settings.is_some() && policy.services && plan.services().is_none();
-        let had = (self.rules, self.owes_services);
-        (self.rules, self.owes_services) = (rules, owes_services);
-        had != (rules, owes_services)
+        let awaits_services = settings.is_some() && policy.services && plan.services().is_none();
+        let had = (self.rules, self.awaits_services);
+        (self.rules, self.awaits_services) = (rules, awaits_services);
+        had != (rules, awaits_services)
     }
 
     fn member(&mut self, element: Element, is_wanted: bool, delta: &mut Delta) {
@@ -145,13 +145,13 @@ impl Content for HostPortTable {
     /// The elements of [`TAKEN`] from an earlier run stay until services are known. They protect a
     /// service without endpoints, which translates nothing.
     fn covers(&self, set: SetId) -> bool {
-        set != TAKEN || !self.owes_services
+        set != TAKEN || !self.awaits_services
     }
 
     /// Until services are known, it is not known which of the node's addresses belong to services,
     /// so no address is removed.
     fn review(&mut self, _seen: &Observed, delta: &mut Delta) -> usize {
-        if self.owes_services {
+        if self.awaits_services {
             delta.delete.retain(|(set, _)| *set != ADDRESSES);
         }
         0

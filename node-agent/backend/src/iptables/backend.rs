@@ -46,7 +46,7 @@ impl Backend for Iptables {
             is_programmed: self.is_programmed(),
             has_pods: self.has_pods(),
             serves: writers.all(|(writer, rules)| serves(writer, rules)),
-            rejected: self.rejected_words(),
+            rejected: self.rejected_texts(),
             contended: self.contended.clone(),
             repaired: std::mem::take(&mut self.repaired),
             left_frontends: std::mem::take(&mut self.left_frontends),

@@ -43,7 +43,7 @@ pub(super) fn jump(config: &RulesetConfig) -> Option<(ChainId, Rule)> {
 }
 
 /// A text that says why egress masquerade is not in the kernel, and what the kernel lacks.
-pub fn words(family: Family, error: &IptablesError) -> String {
+pub fn failure_text(family: Family, error: &IptablesError) -> String {
     let why = describe(error);
     let (module, setting) = match family {
         Family::V4 => ("iptable_security", "CONFIG_IP_NF_SECURITY"),

@@ -149,7 +149,7 @@ impl Rule {
 
     fn write(&self, family: Family, text: &mut String) -> fmt::Result {
         for at in TestPosition::BEFORE_COMMENT {
-            for test in self.tests.iter().filter(|test| test.condition.place() == at) {
+            for test in self.tests.iter().filter(|test| test.condition.position() == at) {
                 test.write_plain(text)?;
             }
         }
@@ -180,7 +180,7 @@ impl TestPosition {
 }
 
 impl Match {
-    fn place(&self) -> TestPosition {
+    fn position(&self) -> TestPosition {
         match self {
             Self::Source(_) => TestPosition::Source,
             Self::Destination(_) => TestPosition::Destination,

@@ -30,7 +30,7 @@ pub struct Ruleset {
 /// A service port's frontends, and their chains.
 #[derive(Debug, Default)]
 struct PortChains {
-    keys: BTreeMap<FrontendKey, Frontend>,
+    frontends: BTreeMap<FrontendKey, Frontend>,
     chains: Box<[(ChainName, Fingerprint)]>,
     shared: [Option<Fingerprint>; Shared::ALL.len()],
 }
@@ -69,7 +69,7 @@ impl Ruleset {
             self.ports.keys().cloned().collect()
         } else if self.config.to_node != before.to_node {
             let has_node_port = |port: &PortChains| {
-                port.keys.keys().any(|d| matches!(d.address, FrontendAddress::Node(_)))
+                port.frontends.keys().any(|key| matches!(key.address, FrontendAddress::Node(_)))
             };
             let ports = self.ports.iter().filter(|(_, port)| has_node_port(port));
             ports.map(|(name, _)| name.clone()).collect()
@@ -92,7 +92,7 @@ impl Ruleset {
         frontend: &Frontend,
     ) -> BTreeSet<(iptables::ChainId, Option<String>)> {
         let port = PortChains {
-            keys: BTreeMap::from([(frontend.key, frontend.clone())]),
+            frontends: BTreeMap::from([(frontend.key, frontend.clone())]),
             ..PortChains::default()
         };
         let ServicePortRules { chains, shared } =
@@ -113,10 +113,10 @@ impl Ruleset {
     /// Takes over changed or removed frontends of the plan.
     pub fn change_frontends<'a>(
         &mut self,
-        keys: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
+        frontends: impl Iterator<Item = (FrontendKey, Option<&'a Frontend>)>,
     ) {
         let mut touched = BTreeSet::new();
-        for (key, decided) in keys.filter(|(key, _)| key.family() == self.config.family) {
+        for (key, decided) in frontends.filter(|(key, _)| key.family() == self.config.family) {
             let owner = decided.map(|frontend| frontend.service_port.clone());
             let before = match owner.clone() {
                 Some(owner) => self.owners.insert(key, owner),
@@ -124,13 +124,13 @@ impl Ruleset {
             };
             if let Some(before) = before {
                 if let Some(port) = self.ports.get_mut(&before) {
-                    port.keys.remove(&key);
+                    port.frontends.remove(&key);
                 }
                 touched.insert(before);
             }
             if let (Some(owner), Some(frontend)) = (owner, decided) {
                 let port = self.ports.entry(owner.clone()).or_default();
-                port.keys.insert(key, frontend.clone());
+                port.frontends.insert(key, frontend.clone());
                 touched.insert(owner);
             }
         }
@@ -168,7 +168,7 @@ impl Ruleset {
         }
         port.chains = chains.into();
         port.shared = lists;
-        if !port.keys.is_empty() {
+        if !port.frontends.is_empty() {
             self.ports.insert(name.clone(), port);
         }
     }
@@ -279,5 +279,5 @@ fn view<'a>(
     name: &'a ServicePortName,
     port: &'a PortChains,
 ) -> ServicePort<'a> {
-    ServicePort { name, keys: &port.keys, local: &config.local, to_node: &config.to_node }
+    ServicePort { name, frontends: &port.frontends, local: &config.local, to_node: &config.to_node }
 }

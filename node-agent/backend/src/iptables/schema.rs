@@ -55,13 +55,13 @@ fn on_rejection(table: Table, chain: &str) -> OnRejection {
 /// other extension (`DNAT`, `MASQUERADE`, `MARK`, `conntrack`, …) no service is served at all, and
 /// the write fails.
 fn extensions(version: Family) -> Vec<Extension> {
-    let extension = |words, why, test: Option<Match>, target| Extension {
-        words,
+    let extension = |marker, why, test: Option<Match>, target| Extension {
+        marker,
         rule: Rule::new(why, &Arc::from(""), test, target).text(version),
     };
-    let matched = |words, why, test| extension(words, why, Some(test), Target::Return);
-    let refused = |words, why, protocol| {
-        extension(words, why, Some(Match::Port(protocol, 1)), Target::Reject(protocol))
+    let matched = |marker, why, test| extension(marker, why, Some(test), Target::Return);
+    let refused = |marker, why, protocol| {
+        extension(marker, why, Some(Match::Port(protocol, 1)), Target::Reject(protocol))
     };
     vec![
         matched("-m recent ", Why::Recall, Match::Recent(SERVICES, 1)),
@@ -81,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_extension_is_known_by_its_words() {
+    fn each_extension_is_known_by_its_marker() {
         for version in Family::BOTH {
-            for Extension { words, rule } in extensions(version) {
-                assert!(rule.contains(words), "{words}: {rule}");
+            for Extension { marker, rule } in extensions(version) {
+                assert!(rule.contains(marker), "{marker}: {rule}");
             }
         }
     }

@@ -59,7 +59,7 @@ impl Shared {
 pub struct ServicePort<'a> {
     pub name: &'a ServicePortName,
     /// Its frontends of one family.
-    pub keys: &'a BTreeMap<FrontendKey, Frontend>,
+    pub frontends: &'a BTreeMap<FrontendKey, Frontend>,
     /// The tests that detect a local pod's packet, one rule each.
     pub local: &'a [Tests],
     /// The tests that detect a packet to an address that serves node ports, one rule each.
@@ -116,7 +116,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn shared(&mut self) {
-        for frontend in self.port.keys.values() {
+        for frontend in self.port.frontends.values() {
             match &frontend.inside {
                 Outcome::Forward(_) => self.enter(frontend),
                 Outcome::Reject => self.refuse(frontend),
@@ -217,27 +217,27 @@ impl<'a> Lowering<'a> {
         for at in all {
             chains.insert(self.endpoint(at), self.endpoint_rules(at));
         }
-        let external = || self.keys().filter(|f| f.kind != FrontendKind::ClusterIp);
-        if let Some(key) = external().next() {
-            chains.insert(self.chain(ServiceChain::External), self.external_rules(key));
+        let external = || self.served_frontends().filter(|f| f.kind != FrontendKind::ClusterIp);
+        if let Some(frontend) = external().next() {
+            chains.insert(self.chain(ServiceChain::External), self.external_rules(frontend));
         }
-        if self.keys().any(|f| f.sources.is_some()) {
+        if self.served_frontends().any(|f| f.sources.is_some()) {
             chains.insert(self.chain(ServiceChain::SourceRanges), self.source_ranges());
         }
         chains
     }
 
     /// The frontends that have endpoints.
-    fn keys(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
-        let keys = self.port.keys.values();
-        keys.filter(|frontend| frontend.inside.endpoints().is_some())
+    fn served_frontends(&self) -> impl Iterator<Item = &'a Frontend> + use<'a> {
+        let all = self.port.frontends.values();
+        all.filter(|frontend| frontend.inside.endpoints().is_some())
     }
 
     /// The endpoints of each traffic policy that some frontend has. All frontends of a service port
     /// with one policy have the same endpoints.
     fn balanced(&self) -> Vec<(TrafficPolicy, &'a Endpoints)> {
         let mut found: Vec<(TrafficPolicy, &'a Endpoints)> = Vec::new();
-        for frontend in self.keys() {
+        for frontend in self.served_frontends() {
             let inside = match frontend.kind {
                 FrontendKind::ClusterIp => frontend.policy,
                 FrontendKind::NodePort
@@ -258,7 +258,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn affinity(&self) -> Option<u32> {
-        let affinity = self.port.keys.values().next().map(|frontend| frontend.affinity);
+        let affinity = self.port.frontends.values().next().map(|frontend| frontend.affinity);
         match affinity {
             Some(SessionAffinity::ClientIp { seconds }) => Some(seconds),
             Some(SessionAffinity::None) | None => None,
@@ -298,7 +298,7 @@ impl<'a> Lowering<'a> {
     fn mark_rules(&self, policy: TrafficPolicy) -> Vec<Rule> {
         let own = |f: &&Frontend| f.kind == FrontendKind::ClusterIp && f.policy == policy;
         let mut rules = Vec::new();
-        for frontend in self.keys().filter(own) {
+        for frontend in self.served_frontends().filter(own) {
             let FrontendAddress::Ip(ip) = frontend.key.address else {
                 continue;
             };
@@ -334,10 +334,10 @@ impl<'a> Lowering<'a> {
         ]
     }
 
-    fn external_rules(&self, key: &Frontend) -> Vec<Rule> {
+    fn external_rules(&self, frontend: &Frontend) -> Vec<Rule> {
         let about = self.about("from outside");
         let to = |policy| Target::Jump(self.balance(policy));
-        let Some(outside) = &key.outside else {
+        let Some(outside) = &frontend.outside else {
             return vec![
                 Rule::new(Why::AnyNode, &about, [], Target::Jump(MARK_MASQ)),
                 Rule::new(Why::Choose, &about, [], to(TrafficPolicy::Cluster)),
@@ -363,15 +363,15 @@ impl<'a> Lowering<'a> {
     /// filter table drops them.
     fn source_ranges(&self) -> Vec<Rule> {
         let about = self.about("load balancer IP");
-        let mut keys_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
-        let mut keys = 0;
-        for frontend in self.keys() {
+        let mut addresses_of: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
+        let mut restricted = 0;
+        for frontend in self.served_frontends() {
             if let (Some(sources), FrontendAddress::Ip(ip)) =
                 (&frontend.sources, frontend.key.address)
             {
-                keys += 1;
+                restricted += 1;
                 for range in sources.iter() {
-                    keys_of.entry(*range).or_default().push(host(ip));
+                    addresses_of.entry(*range).or_default().push(host(ip));
                 }
             }
         }
@@ -379,8 +379,8 @@ impl<'a> Lowering<'a> {
             let target = Target::Jump(self.chain(ServiceChain::External));
             Rule::new(Why::MayEnter, &about, tests, target)
         };
-        let each = keys_of.into_iter().flat_map(|(range, at)| match at {
-            at if at.len() == keys => vec![vec![Match::Source(range)]],
+        let each = addresses_of.into_iter().flat_map(|(range, at)| match at {
+            at if at.len() == restricted => vec![vec![Match::Source(range)]],
             at => at
                 .into_iter()
                 .map(|ip| vec![Match::Source(range), Match::Destination(ip)])

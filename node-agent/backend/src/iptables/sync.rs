@@ -176,10 +176,10 @@ impl Iptables {
     }
 
     /// The rejected rules of services and of egress masquerade, as text.
-    pub(super) fn rejected_words(&self) -> Vec<String> {
+    pub(super) fn rejected_texts(&self) -> Vec<String> {
         let of_family = |(writer, family): (&Writer, Family)| {
-            let egress = writer.optional_failure().map(|error| egress::words(family, error));
-            writer.rejected.words().into_iter().chain(egress)
+            let egress = writer.optional_failure().map(|error| egress::failure_text(family, error));
+            writer.rejected.texts().into_iter().chain(egress)
         };
         self.writers.iter().zip(Family::BOTH).flat_map(of_family).collect()
     }

@@ -227,7 +227,7 @@ impl Backend for IpvsBackend {
             Err(_) => Some(BTreeSet::new()),
         };
         if let Some(addresses) = addresses {
-            nftables.hold_cluster_ips(&addresses);
+            nftables.change_routed_addresses(&addresses);
         }
         let is_used = |key: &FrontendKey| server_key(key).is_some_and(|key| used.contains(&key));
         let programmed: Programmed<'_> = &|frontend| gate(frontend, plan.ipvs(), &is_used);

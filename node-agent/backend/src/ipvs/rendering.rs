@@ -40,7 +40,7 @@ pub fn render(plan: &Plan) -> IpvsRendering {
         FrontendAddress::Node(_) => None,
     });
     let mut rules = Nftables::offline();
-    rules.hold_cluster_ips(&addresses.collect());
+    rules.change_routed_addresses(&addresses.collect());
     rules.update_as(plan, &PlanChanges::from_nothing(plan), &|frontend| {
         gate(frontend, plan.ipvs(), &|_| true)
     });

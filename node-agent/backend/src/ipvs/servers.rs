@@ -54,7 +54,7 @@ pub struct Servers<H> {
     known: BTreeMap<ServerKey, ServerState>,
     /// The virtual servers that were ours when the kernel was last read, and those that we tried to
     /// add since. `None` before the first read.
-    made: Option<BTreeSet<ServerKey>>,
+    ours_or_tried: Option<BTreeSet<ServerKey>>,
     /// The real servers of [`Self::known`] that get no new connections.
     draining: BTreeMap<ServerKey, BTreeSet<SocketAddr>>,
     routes: BTreeMap<IpAddr, Option<IpAddr>>,
@@ -66,7 +66,7 @@ pub struct Servers<H> {
     /// Virtual servers that may have become ready, or have ceased to be.
     readiness_changed: BTreeSet<ServerKey>,
     /// The addresses of [`Self::take_addresses`] may have changed.
-    has_moved: bool,
+    addresses_changed: bool,
     refused: BTreeMap<ServerKey, Errno>,
     /// Schedulers that the kernel does not have.
     missing: BTreeSet<Arc<str>>,
@@ -87,14 +87,14 @@ impl<H: Host> Servers<H> {
             is_complete: false,
             sources: Vec::new(),
             known: BTreeMap::new(),
-            made: None,
+            ours_or_tried: None,
             draining: BTreeMap::new(),
             routes: BTreeMap::new(),
             foreign: BTreeSet::new(),
             is_unknown: true,
             due: BTreeSet::new(),
             readiness_changed: BTreeSet::new(),
-            has_moved: false,
+            addresses_changed: false,
             refused: BTreeMap::new(),
             missing: BTreeSet::new(),
             leaving: Leaving::default(),
@@ -111,7 +111,7 @@ impl<H: Host> Servers<H> {
             None => self.wanted.remove(&key),
         };
         self.refused.remove(&key);
-        self.has_moved |= !self.routes.contains_key(&key.at.ip());
+        self.addresses_changed |= !self.routes.contains_key(&key.at.ip());
         self.due.insert(key);
         self.readiness_changed.insert(key);
     }
@@ -172,7 +172,7 @@ impl<H: Host> Servers<H> {
     pub fn has_more(&self, used: &BTreeSet<ServerKey>) -> bool {
         let differs = |key: &ServerKey| self.is_ready(key) != used.contains(key);
         self.readiness_changed.iter().any(differs)
-            || (self.is_complete && (self.has_moved || !self.due.is_empty()))
+            || (self.is_complete && (self.addresses_changed || !self.due.is_empty()))
     }
 
     /// The addresses that are local for virtual servers, or are about to be; `None` if they are
@@ -184,7 +184,7 @@ impl<H: Host> Servers<H> {
         }
         let wanted = self.wanted.keys().map(|key| key.at.ip());
         let all = || self.routes.keys().copied().chain(wanted).collect();
-        std::mem::take(&mut self.has_moved).then(all)
+        std::mem::take(&mut self.addresses_changed).then(all)
     }
 
     /// What could not be programmed, as text.
@@ -279,9 +279,10 @@ impl<H: Host> Servers<H> {
         let (ours, foreign): (Vec<_>, Vec<_>) = servers.into_iter().partition(|server| {
             let is_wanted = self.wanted.contains_key(&server.key);
             // The kernel removes a route with its source.
-            let is_made = self.made.as_ref().is_some_and(|made| made.contains(&server.key));
-            let may_be = is_wanted || self.made.is_none();
-            is_made || (may_be && self.routes.contains_key(&server.key.at.ip()))
+            let is_ours_or_tried =
+                self.ours_or_tried.as_ref().is_some_and(|keys| keys.contains(&server.key));
+            let may_be = is_wanted || self.ours_or_tried.is_none();
+            is_ours_or_tried || (may_be && self.routes.contains_key(&server.key.at.ip()))
         });
         self.foreign = foreign.into_iter().map(|server| server.key).collect();
         self.known.clear();
@@ -291,14 +292,14 @@ impl<H: Host> Servers<H> {
                 reals.into_iter().map(|observed| (observed.real.at, observed.into())).collect();
             self.known.insert(server.key, ServerState { server, reals });
         }
-        self.made = Some(self.known.keys().copied().collect());
+        self.ours_or_tried = Some(self.known.keys().copied().collect());
         self.draining.clear();
         let all: Vec<ServerKey> = self.known.keys().copied().collect();
         all.into_iter().for_each(|key| self.note_draining(key));
         self.refused.clear();
         self.due = self.wanted.keys().chain(self.known.keys()).copied().collect();
         self.readiness_changed.extend(&self.due);
-        self.has_moved = true;
+        self.addresses_changed = true;
         self.leaving.has_routes = true;
         self.is_unknown = false;
         Ok(())
@@ -310,7 +311,7 @@ impl<H: Host> Servers<H> {
         let (wanted, unwanted): (BTreeSet<ServerKey>, BTreeSet<ServerKey>) =
             due.into_iter().partition(|key| self.wanted.contains_key(key));
         let wanted = wanted.into_iter().filter(|key| !self.foreign.contains(key)).collect();
-        self.made.get_or_insert_default().extend(&wanted);
+        self.ours_or_tried.get_or_insert_default().extend(&wanted);
         let mut changes = self.add_routes(&wanted)?;
         let (mut now, mut later) = (Vec::new(), unwanted);
         for key in wanted {
@@ -434,7 +435,7 @@ impl<H: Host> Servers<H> {
         if !old.is_empty() {
             self.host.remove_routes(&old)?;
             self.routes.retain(|ip, _| !old.contains(ip));
-            self.has_moved = true;
+            self.addresses_changed = true;
         }
         Ok(old.len())
     }

@@ -206,9 +206,9 @@ impl<K> Nftables<K> {
     /// Takes the addresses that are routed to this node for virtual servers. Their unused ports are
     /// refused even if no service has the address any more. Otherwise the node's own ports would
     /// answer.
-    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>) {
+    pub fn change_routed_addresses(&mut self, addresses: &BTreeSet<IpAddr>) {
         for KeptTable { table, keeper } in &mut self.tables {
-            keeper.note(|delta| table.hold_cluster_ips(addresses, delta));
+            keeper.note(|delta| table.change_routed_addresses(addresses, delta));
         }
     }
 

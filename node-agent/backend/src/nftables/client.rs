@@ -50,7 +50,7 @@ pub fn dropped<'a>(
     let (mut drops, mut missed) = (ServiceDrops::default(), 0);
     for (schema, table) in tables {
         let counted = kernel.counted(schema, &table.chains(), |rule| {
-            let is_missed = rule.why == Why::NeverUndone.text();
+            let is_missed = rule.why == Why::LookupRaced.text();
             if is_missed { Some(None) } else { ServiceDropReason::of_text(rule.why).map(Some) }
         });
         for (reason, packets) in counted? {

@@ -33,7 +33,7 @@ const BEHIND_PORTS: [&str; 2] = ["bridge", "vlan"];
 
 /// The matches of each rule that detects local pods' packets: a detector with several values has
 /// several rules, all before the one that marks (KEP-2450's MASQ-IF-NOT-LOCAL).
-pub(super) fn local(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statement>> {
+pub(super) fn local_pod_matches(sets: SetStatements, config: &TableConfig) -> Vec<Vec<Statement>> {
     let has_port_bit = || is_marked(config.node_side.port_bit);
     let rules = |test: &LocalTest| match test {
         LocalTest::Pod => vec![vec![sets.is_in(ServiceSet::LocalPods)]],

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 
 use super::affinity;
 use super::draw::cascade;
-use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local};
+use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local_pod_matches};
 use super::name::{ChainName, Class, Group, ServiceSet, ServiceTable};
 use super::rule::{
     SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to, goto,
@@ -190,7 +190,7 @@ fn egress(sets: SetStatements, config: &TableConfig) -> Option<[Chain; 2]> {
     let kept = kept.map(|range| rule(Why::StaysInside, [goes_to(*range), back()]));
     let mark = mark(config.node_side.masquerade_bit);
     let rules = kept.chain([rule(Why::GoesOut, [mark])]).collect();
-    let pods = local(sets, config).into_iter().map(|is_local| {
+    let pods = local_pod_matches(sets, config).into_iter().map(|is_local| {
         let matches = [is_first_packet()].into_iter().chain(is_local);
         rule(Why::PodsAlone, matches.chain([jump(ChainName::Egress)]))
     });
@@ -231,7 +231,7 @@ pub fn class_chains(table_family: ServiceTable, class: Class, node_side: &NodeSi
 fn balance(sets: SetStatements, class: Class) -> Chain {
     let choose = |slots| [sets.translate(class.group.endpoints(), slots)];
     let mut rules = cascade(class, Why::Choose, choose);
-    rules.push(rule(Why::NeverUndone, dropped()));
+    rules.push(rule(Why::LookupRaced, dropped()));
     chain(ChainName::Balance(class), Why::Choose, rules)
 }
 
@@ -302,11 +302,11 @@ fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
         |range: &IpNetwork| rule(Why::Unallocated, [goes_to(*range)].into_iter().chain(dropped()));
     let drops: Vec<Rule> = config.service_ranges.iter().map(drop).collect();
     let behind_nat = |name, hook| {
-        let rule = rule(Why::Untaken, [is_unanswered(), jump(ChainName::Unallocated)]);
+        let rule = rule(Why::StillUntranslated, [is_unanswered(), jump(ChainName::Unallocated)]);
         base(
             name,
             BaseChain { kind: ChainKind::Filter, hook, priority: 0 },
-            Why::Untaken,
+            Why::StillUntranslated,
             vec![rule],
         )
     };
@@ -331,6 +331,6 @@ fn local_policy(sets: SetStatements, config: &TableConfig, keys: ServiceSet) -> 
 }
 
 fn pods_return(sets: SetStatements, config: &TableConfig, why: Why) -> impl Iterator<Item = Rule> {
-    let tests = local(sets, config).into_iter();
+    let tests = local_pod_matches(sets, config).into_iter();
     tests.map(move |is_local| rule(why, is_local.into_iter().chain([back()])))
 }

@@ -32,8 +32,8 @@ pub struct Table {
     classes: BTreeSet<Class>,
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
-    /// The addresses of [`Self::hold_cluster_ips`].
-    held: BTreeSet<IpAddr>,
+    /// The addresses of [`Self::change_routed_addresses`].
+    routed: BTreeSet<IpAddr>,
     members: BTreeMap<ServiceSet, Members>,
 }
 
@@ -49,7 +49,7 @@ impl Table {
             classes: BTreeSet::new(),
             numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
-            held: BTreeSet::new(),
+            routed: BTreeSet::new(),
             members: BTreeMap::new(),
         }
     }
@@ -150,17 +150,17 @@ impl Table {
 
     /// Sets the addresses whose unused ports are refused even if no service has them. In ARP's
     /// table: the addresses for which ARP requests are not answered.
-    pub fn hold_cluster_ips(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Delta) {
+    pub fn change_routed_addresses(&mut self, addresses: &BTreeSet<IpAddr>, delta: &mut Delta) {
         if self.table_family == ServiceTable::Arp {
             let own = addresses.iter().filter(|ip| ip.is_ipv4());
             let wanted = own.map(|ip| (Key::EMPTY.address(*ip), None)).collect();
             return self.change_members(ServiceSet::VirtualIps, wanted, delta);
         }
         let wanted = addresses.iter().copied().filter(|ip| self.table_family.holds(*ip)).collect();
-        let before = std::mem::replace(&mut self.held, wanted);
-        let new: Vec<IpAddr> = self.held.difference(&before).copied().collect();
+        let before = std::mem::replace(&mut self.routed, wanted);
+        let new: Vec<IpAddr> = self.routed.difference(&before).copied().collect();
         new.into_iter().for_each(|ip| self.recount_cluster_ip(ip, 1, 0, delta));
-        let gone: Vec<IpAddr> = before.difference(&self.held).copied().collect();
+        let gone: Vec<IpAddr> = before.difference(&self.routed).copied().collect();
         gone.into_iter().for_each(|ip| self.recount_cluster_ip(ip, 0, 1, delta));
     }
 
@@ -294,7 +294,7 @@ impl Content for Table {
         if !seen.has_rules(&name.to_string()) {
             return Vec::new();
         }
-        vec![chain(name, Why::UnusedPort, vec![rule(Why::NeverUndone, dropped())])]
+        vec![chain(name, Why::UnusedPort, vec![rule(Why::LookupRaced, dropped())])]
     }
 
     fn review(&mut self, seen: &Observed, _delta: &mut Delta) -> usize {

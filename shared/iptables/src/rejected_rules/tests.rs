@@ -37,11 +37,11 @@ fn a_chain_that_all_share_loses_one_line_until_nobody_wants_it() {
         let wanted = [good.clone(), lines(&[bad])].concat();
         let filtered = rejected.filter(&shared, Some(wanted));
         assert_eq!(filtered, DesiredChain::Rules(good.clone()));
-        assert_eq!(rejected.words().len(), 1);
+        assert_eq!(rejected.texts().len(), 1);
     }
     let filtered = rejected.filter(&shared, Some(good.clone()));
     assert_eq!(filtered, DesiredChain::Rules(good));
-    assert_eq!(rejected.words().len(), 0);
+    assert_eq!(rejected.texts().len(), 0);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_chain_with_a_rejected_rule_is_kept_until_it_is_wanted_otherwise() {
     assert_eq!(wanted(Some(good)), DesiredChain::Rules(lines(good)));
     assert_eq!(wanted(Some(&["-m bad"])), DesiredChain::Rules(lines(&["-m bad"])));
     assert_eq!(wanted(None), DesiredChain::Absent);
-    assert_eq!(rejected.words().len(), 0);
+    assert_eq!(rejected.texts().len(), 0);
 }
 
 #[test]
@@ -66,9 +66,9 @@ fn a_chain_whose_removal_is_rejected_stays_without_rules() {
     assert_eq!(rejected.filter(&chain, None), DesiredChain::Absent);
 }
 
-fn missing(words: &'static str) -> MissingExtensions {
-    let extension = Extension { words, rule: format!("{words} -j RETURN") };
-    let test = |input: &str| match input.contains(words) {
+fn missing(marker: &'static str) -> MissingExtensions {
+    let extension = Extension { marker, rule: format!("{marker} -j RETURN") };
+    let test = |input: &str| match input.contains(marker) {
         true => Err(IptablesError::Failed { program: "p".into(), message: "lacking".into() }),
         false => Ok(String::new()),
     };
@@ -93,10 +93,10 @@ fn what_needs_a_missing_extension_is_never_written() {
     }
     let news = rejected.take_news(at);
     assert_eq!((news.rejected.len(), news.accepted.len()), (2, 0));
-    assert!(news.rejected.iter().all(|words| words.contains("lacking")));
+    assert!(news.rejected.iter().all(|text| text.contains("lacking")));
     assert!(rejected.due(at + SHORTEST).is_empty(), "no write tells whether it is there");
     rejected.learn(&BTreeSet::new(), Vec::new(), at);
-    assert_eq!(rejected.words().len(), 2);
+    assert_eq!(rejected.texts().len(), 2);
     assert!(rejected.probed(MissingExtensions::default()));
     for chain in ["OWN-1-a", "OWN-ALL"] {
         let all = rejected.filter(&id(chain), Some(sticky.clone()));
@@ -106,7 +106,7 @@ fn what_needs_a_missing_extension_is_never_written() {
     rejected.learn(&BTreeSet::new(), Vec::new(), at);
     let news = rejected.take_news(at);
     assert_eq!((news.rejected.len(), news.accepted.len()), (0, 2));
-    assert_eq!(rejected.words().len(), 0);
+    assert_eq!(rejected.texts().len(), 0);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_is_rejected_is_found_by_its_chain_or_its_line() {
     ];
     for (own, expected) in cases {
         let found = rejected.about(&BTreeSet::from([own.clone()]));
-        let is_found = |part| found.iter().any(|words| words.contains(part));
+        let is_found = |part| found.iter().any(|text| text.contains(part));
         assert_eq!(found.len(), usize::from(expected.is_some()), "{own:?}");
         assert!(expected.is_none_or(is_found), "{own:?}: {found:?}");
     }
@@ -149,7 +149,7 @@ fn what_is_rejected_is_tried_again_less_and_less_often_and_told_once() {
     rejected.learn(&due, Vec::new(), at);
     let news = rejected.take_news(at);
     assert_eq!((news.rejected.len(), news.accepted.len()), (0, 1));
-    assert_eq!((rejected.words().len(), rejected.next()), (0, None));
+    assert_eq!((rejected.texts().len(), rejected.next()), (0, None));
 }
 
 #[test]
@@ -171,5 +171,5 @@ fn of_many_each_is_tried_with_few_others_once_in_a_while() {
         rejected.learn(&due, all(&due), at);
     }
     assert_eq!((together, apart), (7, ids));
-    assert_eq!(rejected.words().len(), LISTED + 1);
+    assert_eq!(rejected.texts().len(), LISTED + 1);
 }

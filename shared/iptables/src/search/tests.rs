@@ -141,7 +141,7 @@ fn one_chain_of_many_is_found() {
     let rejected = write(&mut kernel, &wanted).unwrap();
     let bad = endpoint(77);
     assert_eq!(chains_of(&rejected), BTreeSet::from([bad.clone()]));
-    let message = &rejected[0].words();
+    let message = &rejected[0].text();
     assert!(
         message.contains("s77.") && message.contains("keeps the rules that it had"),
         "{message}"
@@ -188,7 +188,7 @@ fn a_chain_that_was_there_stays_as_it_was() {
     kernel.bad = vec!["-m recent".into()];
     let rejected = write(&mut kernel, &wanted(3, |n| n == 1)).unwrap();
     assert_eq!(rejected.len(), 2);
-    assert!(rejected.iter().all(|it| it.words().contains("keeps the rules that it had")));
+    assert!(rejected.iter().all(|it| it.text().contains("keeps the rules that it had")));
     for (name, lines) in before {
         assert_eq!(kernel.nat()[&name], lines);
     }
@@ -200,7 +200,7 @@ fn without_time_everything_is_tried_all_the_same() {
     kernel.time = 0;
     let rejected = write(&mut kernel, &wanted(40, |_| false)).unwrap();
     assert_eq!(rejected.len(), 40, "the endpoints, together");
-    assert!(rejected[5].words().contains("together with others"), "{}", rejected[5].words());
+    assert!(rejected[5].text().contains("together with others"), "{}", rejected[5].text());
     assert_eq!(kernel.chain("OWN-ALL"), 40);
     assert_eq!(kernel.chain(&service(3)), 1);
 }

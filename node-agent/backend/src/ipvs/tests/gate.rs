@@ -82,21 +82,21 @@ fn hairpin_does_not_ask_whether_the_rules_translated() {
 #[test]
 fn a_routed_address_is_refused_after_its_service_is_gone() {
     let (mut nftables, _) = rendered(&planner(BY_IPVS), true);
-    let mut held = |addresses: &[&str]| {
-        nftables.hold_cluster_ips(&addresses.iter().map(|address| ip(address)).collect());
+    let mut with_routed = |addresses: &[&str]| {
+        nftables.change_routed_addresses(&addresses.iter().map(|address| ip(address)).collect());
         nftables.rendering().to_string()
     };
-    let text = held(&["10.96.0.10"]);
+    let text = with_routed(&["10.96.0.10"]);
     assert!(!text.contains("10.96.0.77"), "{text}");
-    assert!(held(&["10.96.0.10", "10.96.0.77"]).contains("10.96.0.77"));
-    assert_eq!(held(&["10.96.0.10"]), text);
+    assert!(with_routed(&["10.96.0.10", "10.96.0.77"]).contains("10.96.0.77"));
+    assert_eq!(with_routed(&["10.96.0.10"]), text);
 }
 
 #[test]
 fn neighbours_get_no_answer_for_routed_addresses_alone() {
     let text = |able| {
         let (mut nftables, _) = rendered(&planner(able), true);
-        nftables.hold_cluster_ips(&[ip("10.96.0.10"), ip("fd00:96::10")].into());
+        nftables.change_routed_addresses(&[ip("10.96.0.10"), ip("fd00:96::10")].into());
         nftables.rendering().to_string()
     };
     assert!(!text(CAPABLE).contains("table arp"), "{}", text(CAPABLE));

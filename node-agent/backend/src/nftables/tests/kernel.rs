@@ -101,7 +101,7 @@ fn a_table_that_is_being_replaced_lets_nothing_pass_to_unused_ports() {
         let send = || UdpSocket::bind("127.0.0.1:0").unwrap().send_to(b"hi", to);
         let mut table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
         table.known.services = true;
-        table.hold_cluster_ips(&[ip(SERVICE)].into(), &mut Delta::default());
+        table.change_routed_addresses(&[ip(SERVICE)].into(), &mut Delta::default());
         let mut keeper = Keeper::new(table.table_family.schema());
         let mut kernel = Kernel::open().unwrap();
         assert!(send().is_ok(), "without rules the node itself answers");

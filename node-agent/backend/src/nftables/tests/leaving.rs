@@ -42,7 +42,7 @@ fn what_is_new_to_a_virtual_server_is_refused_and_nothing_else() {
         assert_eq!(refusal(&own, LISTENED), None, "without a table");
 
         let mut table = Table::new(ServiceTable::Ip(Family::V4), TableConfig::default());
-        table.hold_cluster_ips(&[ip(ROUTED), ip(LISTENED)].into(), &mut Delta::default());
+        table.change_routed_addresses(&[ip(ROUTED), ip(LISTENED)].into(), &mut Delta::default());
         let mut other = Kernel::open().unwrap();
         table.known.services = true;
         let mut keeper = Keeper::new(table.table_family.schema());

@@ -115,7 +115,7 @@ proptest! {
             table.change_hairpins(known[..local].iter().map(|(at, _)| ip(at)), &mut delta);
             table.change_node_port_addresses(&[ip(&format!("192.168.0.{address}"))], &mut delta);
             let routed = (0..held).map(|n| ip(&format!("10.96.0.{}", 9 + n))).collect();
-            table.hold_cluster_ips(&routed, &mut delta);
+            table.change_routed_addresses(&routed, &mut delta);
             delta.sort();
             kernel.commit(&table, &delta);
         }
