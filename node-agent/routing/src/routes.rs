@@ -118,7 +118,7 @@ impl PodRoutes {
         match change {
             RouteChange::Added(route) | RouteChange::Removed(route) => {
                 let leads_to = |address: &IpAddr| route.key.destination.contains(*address);
-                has_place_of_ours(&route.key)
+                is_key_of_ours(&route.key)
                     || is_subnet(route)
                     || self.watched.next_hops.iter().any(leads_to)
             }
@@ -129,7 +129,7 @@ impl PodRoutes {
 
     fn own(&mut self) -> Result<Vec<ObservedRoute>, RouteError> {
         let mut routes = self.kernel.own()?;
-        routes.retain(|route| has_place_of_ours(&route.key));
+        routes.retain(|route| is_key_of_ours(&route.key));
         Ok(routes)
     }
 
@@ -156,7 +156,7 @@ impl PodRoutes {
 }
 
 /// Whether a route with this key should be one of ours.
-fn has_place_of_ours(key: &RouteKey) -> bool {
+fn is_key_of_ours(key: &RouteKey) -> bool {
     key.table == MAIN && key.metric == METRIC
 }
 

@@ -125,7 +125,7 @@ impl ControllerTask {
     /// no session.
     async fn run(mut self) {
         loop {
-            let state = self.look().await;
+            let state = self.refresh().await;
             let known = self.state.borrow().errors.clone();
             let new = state.errors.iter().filter(|error| !known.contains(error));
             new.for_each(|error| error!(error, "BIRD"));
@@ -140,7 +140,7 @@ impl ControllerTask {
         }
     }
 
-    async fn look(&mut self) -> BirdState {
+    async fn refresh(&mut self) -> BirdState {
         let mut state = BirdState::default();
         let mut control = Control::connect(&self.folder.join(SOCKET)).await;
         let known = self.known.borrow_and_update().clone();

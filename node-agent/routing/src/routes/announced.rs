@@ -90,7 +90,7 @@ impl AnnouncedRoutes {
 
     /// Asks the kernel for this node's gateways, and whether it delivers these pods' addresses.
     pub fn survey(&mut self, pods: &[(&LocalPod, IpAddr)]) -> Result<NetworkSurvey, RouteError> {
-        self.look()?;
+        self.ensure_known()?;
         let mut undelivered: BTreeSet<IpAddr> = pods.iter().map(|(_, address)| *address).collect();
         for (pod, address) in pods {
             let path = self.kernel.path(*address)?;
@@ -116,7 +116,7 @@ impl AnnouncedRoutes {
         let is_unwanted = |route: &&ObservedRoute| {
             route.key.table != MAIN && !wanted.wanted.contains_key(&route.key.destination)
         };
-        let known = self.look()?;
+        let known = self.ensure_known()?;
         let removed: Vec<RouteCommand> =
             known.iter().filter(is_unwanted).map(|route| RouteCommand::Remove(route.key)).collect();
         self.apply(&removed).map(drop)
@@ -129,7 +129,7 @@ impl AnnouncedRoutes {
     ///
     /// [`RouteError`]; the next call starts from what it finds.
     pub fn sync(&mut self, wanted: &Announcements) -> Result<RouteSync, RouteError> {
-        self.look()?;
+        self.ensure_known()?;
         let wanted = match self.foreign.is_used {
             true => BTreeMap::new(),
             false => self.routes(wanted),
@@ -148,7 +148,7 @@ impl AnnouncedRoutes {
         let errors = [self.foreign.problems.clone(), refused.clone()].concat();
         self.programmed = refused.is_empty().then_some(wanted);
         let table = self.table;
-        let announced = self.look()?.iter().filter(|route| route.key.table == table);
+        let announced = self.ensure_known()?.iter().filter(|route| route.key.table == table);
         Ok(RouteSync {
             prefixes: announced.map(|route| route.key.destination).collect(),
             errors,
@@ -207,7 +207,7 @@ impl AnnouncedRoutes {
     }
 
     /// Our routes: those known, or else read from the kernel.
-    fn look(&mut self) -> Result<&[ObservedRoute], RouteError> {
+    fn ensure_known(&mut self) -> Result<&[ObservedRoute], RouteError> {
         if self.known.is_none() {
             let (mut own, table) = (self.kernel.own()?, self.table);
             own.retain(is_ours);
