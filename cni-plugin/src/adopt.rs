@@ -24,9 +24,9 @@ use crate::kernel::{
 use crate::prev_result::PrevResult;
 use crate::version::CniVersion;
 
-/// A runtime's cached ADD.
+/// A runtime's cached ADD, for which a record is to be made.
 #[derive(Debug, Clone)]
-pub struct Remembered<'a> {
+pub struct AdoptionRequest<'a> {
     /// The runtime's id of the pod sandbox.
     pub container_id: &'a str,
     /// The interface's name inside the pod.
@@ -54,7 +54,7 @@ pub enum NotAdopted {
     /// The kernel contradicts the cached result: the pod is gone, or was never attached to this
     /// node's stack.
     #[error("{0}")]
-    NotSo(String),
+    ContradictedByKernel(String),
     /// The kernel could not be queried.
     #[error("cannot query the kernel")]
     Kernel(#[from] io::Error),
@@ -75,9 +75,9 @@ impl Adopter {
         NetnsLinks::open().map(|node| Self { node })
     }
 
-    /// The record for `remembered`, with the kernel's current values.
-    pub fn adopt(&mut self, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
-        adopt(&mut self.node, remembered)
+    /// The record for `request`, with the kernel's current values.
+    pub fn adopt(&mut self, request: &AdoptionRequest<'_>) -> Result<Attachment, NotAdopted> {
+        adopt(&mut self.node, request)
     }
 
     /// The MAC address, from the kernel, of the pod's interface that `record` is about, for records
@@ -93,8 +93,8 @@ impl Adopter {
     }
 }
 
-fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachment, NotAdopted> {
-    let Remembered { container_id, if_name, network, .. } = *remembered;
+fn adopt(node: &mut NetnsLinks, request: &AdoptionRequest<'_>) -> Result<Attachment, NotAdopted> {
+    let AdoptionRequest { container_id, if_name, network, .. } = *request;
     let malformed = |what: &str, text: &str| {
         NotAdopted::Malformed(format!("{what} is malformed: {}", quoted(text)))
     };
@@ -105,26 +105,26 @@ fn adopt(node: &mut NetnsLinks, remembered: &Remembered<'_>) -> Result<Attachmen
         return Err(malformed("networkName", network));
     }
     is_if_name(if_name).map_err(|_| malformed("ifName", if_name))?;
-    let result = Outline::parse(remembered.result)?;
-    let prev_result = PrevResult::parse(remembered.result, result.version()?, if_name)
+    let result = Outline::parse(request.result)?;
+    let prev_result = PrevResult::parse(request.result, result.version()?, if_name)
         .map_err(|error| NotAdopted::Malformed(error.to_string()))?;
-    let Seen { attached, ips, further } =
-        seen(node, &prev_result, result.netns(remembered), if_name)?;
+    let ObservedPod { attached, ips, further } =
+        observe(node, &prev_result, result.netns(request), if_name)?;
     let mut record = Attachment {
         container_id: container_id.to_owned(),
         if_name: if_name.to_owned(),
         network: network.to_owned(),
-        pod: pod(remembered.args).map_err(|error| NotAdopted::Malformed(error.to_string()))?,
-        netns: result.netns(remembered).map(str::to_owned),
+        pod: pod(request.args).map_err(|error| NotAdopted::Malformed(error.to_string()))?,
+        netns: result.netns(request).map(str::to_owned),
         host_interface: attached.host_interface,
         l3_interface: attached.l3_interface,
         bridge: attached.bridge,
         ips,
         mac: attached.mac.or(prev_result.mac),
-        host_ports_adopted: !remembered.host_ports.is_empty(),
-        host_ports: remembered.host_ports.clone(),
+        host_ports_adopted: !request.host_ports.is_empty(),
+        host_ports: request.host_ports.clone(),
         further_interfaces: Vec::new(),
-        added_at: remembered.added_at.clone(),
+        added_at: request.added_at.clone(),
         adopted: true,
         redirect: None,
         obsolete_redirects: Vec::new(),
@@ -167,12 +167,11 @@ impl Outline {
     }
 
     /// The path of the pod's network namespace, from the runtime, else from the result.
-    fn netns<'a>(&'a self, remembered: &Remembered<'a>) -> Option<&'a str> {
-        let named =
-            self.interfaces.iter().flatten().filter(|place| place.name == remembered.if_name);
+    fn netns<'a>(&'a self, request: &AdoptionRequest<'a>) -> Option<&'a str> {
+        let named = self.interfaces.iter().flatten().filter(|place| place.name == request.if_name);
         let sandbox =
             named.filter_map(|place| place.sandbox.as_deref()).find(|path| !path.is_empty());
-        remembered
+        request
             .netns
             .filter(|path| !path.is_empty())
             .or(sandbox)
@@ -181,28 +180,32 @@ impl Outline {
 }
 
 /// Where a pod is attached.
-struct Seen {
+struct ObservedPod {
     attached: Attached,
     /// The result's addresses that the pod has.
     ips: Vec<IpAddr>,
     further: Vec<FurtherInterface>,
 }
 
-fn seen(
+fn observe(
     node: &mut NetnsLinks,
     prev_result: &PrevResult,
     netns: Option<&str>,
     if_name: &str,
-) -> Result<Seen, NotAdopted> {
+) -> Result<ObservedPod, NotAdopted> {
     let seen = match netns.map(|path| namespace(node, Path::new(path))).transpose()?.flatten() {
         Some((netns, nsid)) => inside(node, prev_result, &netns, nsid, if_name)?,
         None => outside(node, prev_result)?,
     };
     if seen.attached.host_interface.is_none() {
-        return Err(NotAdopted::NotSo("it has no interface on this node's stack".to_owned()));
+        return Err(NotAdopted::ContradictedByKernel(
+            "it has no interface on this node's stack".to_owned(),
+        ));
     }
     if seen.ips.is_empty() {
-        return Err(NotAdopted::NotSo("the kernel has none of its addresses there".to_owned()));
+        return Err(NotAdopted::ContradictedByKernel(
+            "the kernel has none of its addresses there".to_owned(),
+        ));
     }
     Ok(seen)
 }
@@ -210,7 +213,12 @@ fn seen(
 /// The namespace at `path`, with the number (nsid) that the node's namespace has for it. `None` if
 /// the namespace cannot be reached, because its folder is not shared with this process.
 fn namespace(node: &mut NetnsLinks, path: &Path) -> Result<Option<(Netns, i32)>, NotAdopted> {
-    let gone = || NotAdopted::NotSo(format!("its network namespace {} is gone", path.display()));
+    let gone = || {
+        NotAdopted::ContradictedByKernel(format!(
+            "its network namespace {} is gone",
+            path.display()
+        ))
+    };
     let netns = match Netns::open(path) {
         Ok(netns) => netns,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -221,13 +229,15 @@ fn namespace(node: &mut NetnsLinks, path: &Path) -> Result<Option<(Netns, i32)>,
         // instead.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            return Err(NotAdopted::NotSo("it is in the node's own network namespace".to_owned()));
+            return Err(NotAdopted::ContradictedByKernel(
+                "it is in the node's own network namespace".to_owned(),
+            ));
         }
         Err(error) => return Err(error.into()),
     };
     match node.nsid(netns.file.as_fd()) {
         Ok(Some(nsid)) => Ok(Some((netns, nsid))),
-        Ok(None) => Err(NotAdopted::NotSo(
+        Ok(None) => Err(NotAdopted::ContradictedByKernel(
             "no link of this node leads into its network namespace".to_owned(),
         )),
         // It is a plain file: the mount of the namespace did not propagate to this process.
@@ -244,16 +254,16 @@ fn inside(
     netns: &Netns,
     nsid: i32,
     if_name: &str,
-) -> Result<Seen, NotAdopted> {
+) -> Result<ObservedPod, NotAdopted> {
     let mut pod = NetnsLinks::of_namespace(nsid)?;
-    let container = pod
-        .named(if_name)?
-        .ok_or_else(|| NotAdopted::NotSo(format!("it has no interface {if_name}")))?;
+    let container = pod.named(if_name)?.ok_or_else(|| {
+        NotAdopted::ContradictedByKernel(format!("it has no interface {if_name}"))
+    })?;
     let has = pod.addresses(container.index)?;
     let ips = prev_result.ips.iter().copied().filter(|ip| has.contains(ip)).collect();
     let attached = attached(node, Some(&container), netns, &prev_result.host_links)?;
     let further = further_interfaces(node, &mut pod, netns, &prev_result.further)?;
-    Ok(Seen { attached, ips, further })
+    Ok(ObservedPod { attached, ips, further })
 }
 
 /// The MAC address of the other end of a veth that leads into another namespace.
@@ -266,10 +276,10 @@ fn mac_behind(host: &NetnsLink) -> io::Result<Option<String>> {
 /// How the pod is attached, if its namespace cannot be reached. Only one link in the result can be
 /// the pod's on the node; it must lead into some namespace, and the node's routes to the addresses
 /// must lead to that link, its VLAN device or its bridge.
-fn outside(node: &mut NetnsLinks, prev_result: &PrevResult) -> Result<Seen, NotAdopted> {
+fn outside(node: &mut NetnsLinks, prev_result: &PrevResult) -> Result<ObservedPod, NotAdopted> {
     let Some(host) = only(node, &prev_result.host_links)?.filter(|link| link.lower_nsid.is_some())
     else {
-        return Err(NotAdopted::NotSo(
+        return Err(NotAdopted::ContradictedByKernel(
             "no link of this node can be matched to it with certainty".to_owned(),
         ));
     };
@@ -284,5 +294,5 @@ fn outside(node: &mut NetnsLinks, prev_result: &PrevResult) -> Result<Seen, NotA
             ips.push(*ip);
         }
     }
-    Ok(Seen { attached, ips, further: Vec::new() })
+    Ok(ObservedPod { attached, ips, further: Vec::new() })
 }

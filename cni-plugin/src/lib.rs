@@ -22,7 +22,7 @@ mod time;
 mod version;
 mod wait;
 
-pub use adopt::{Adopter, NotAdopted, Remembered};
+pub use adopt::{Adopter, AdoptionRequest, NotAdopted};
 pub use command::inspect;
 pub use config::{ANNOTATIONS, REPLACED_PORTMAP};
 pub use environment::Environment;

@@ -37,13 +37,13 @@ fn counted(location: &Location<'_>, redirect: &Redirect) -> Result<String, CniEr
         let chain = &wanted.chain.name;
         let seen = kernel
             .rules(TableFamily::Inet, &location.table, Some(chain), |rule| {
-                let place = found_rule(wanted, rule).place;
-                (rule.chain() == Some(chain)).then(|| (place, rule.packets()))
+                let index = found_rule(wanted, rule).index;
+                (rule.chain() == Some(chain)).then(|| (index, rule.packets()))
             })
             .map_err(|error| unreadable(&location.table, &error))?;
         let _ = writeln!(text, "connections {direction}:");
-        for (place, rule) in redirect.rules(direction).iter().enumerate() {
-            let its = seen.iter().find(|(of, _)| *of == Some(place));
+        for (index, rule) in redirect.rules(direction).iter().enumerate() {
+            let its = seen.iter().find(|(of, _)| *of == Some(index));
             let count = its.map_or("missing".to_owned(), |(_, packets)| packets.to_string());
             let _ = writeln!(text, "{count:>8} {rule}");
         }

@@ -281,32 +281,32 @@ fn foreign_chains(table: &str, seen: &[FoundChain]) -> Vec<String> {
 pub(super) struct FoundRule {
     comment: Arc<str>,
     /// Its index among the rules that the chain should have; `None` if it is not one of them.
-    pub(super) place: Option<usize>,
+    pub(super) index: Option<usize>,
 }
 
 pub(super) fn found_rule(wanted: &Commented, found: RuleView<'_>) -> FoundRule {
     let comment = found.comment().unwrap_or("a rule without a comment");
     let mut both = wanted.chain.rules.iter().zip(&wanted.comments);
     // A rule is found by its comment, and then compared: another program can change either.
-    let place =
+    let index =
         both.position(|(rule, text)| text == comment && found.does(TableFamily::Inet, rule));
-    FoundRule { comment: comment.into(), place }
+    FoundRule { comment: comment.into(), index }
 }
 
 fn rule_differences(wanted: &Commented, seen: &[FoundRule]) -> Vec<String> {
     let name = &wanted.chain.name;
-    let is_there = |place: &usize| seen.iter().any(|rule| rule.place == Some(*place));
-    let missing = (0..wanted.comments.len()).filter(|place| !is_there(place));
+    let is_there = |index: &usize| seen.iter().any(|rule| rule.index == Some(*index));
+    let missing = (0..wanted.comments.len()).filter(|index| !is_there(index));
     let missing = missing
-        .map(|place| format!("rule {:?} of chain {name} is missing", wanted.comments[place]));
-    let foreign = seen.iter().filter(|rule| rule.place.is_none());
+        .map(|index| format!("rule {:?} of chain {name} is missing", wanted.comments[index]));
+    let foreign = seen.iter().filter(|rule| rule.index.is_none());
     let foreign =
         foreign.map(|rule| format!("chain {name} has a foreign rule: {:?}", rule.comment));
     let mut found: Vec<String> = missing.chain(foreign).collect();
-    let places: Vec<_> = seen.iter().filter_map(|rule| rule.place).collect();
-    if !places.is_sorted() {
+    let indexes: Vec<_> = seen.iter().filter_map(|rule| rule.index).collect();
+    if !indexes.is_sorted() {
         found.push(format!("the rules of chain {name} are in another order"));
-    } else if places.windows(2).any(|two| two[0] == two[1]) {
+    } else if indexes.windows(2).any(|two| two[0] == two[1]) {
         found.push(format!("chain {name} has a rule twice"));
     }
     found

@@ -232,14 +232,15 @@ fn missing_jumps(text: &str) -> Vec<&'static str> {
 
 /// The rules of both chains, as `iptables-save` lists them.
 fn rules(redirect: &Redirect, version: Family) -> Vec<String> {
-    let mut rules = arriving(redirect, version);
-    rules.extend(sent(redirect, version));
+    let mut rules = inbound_rules(redirect, version);
+    rules.extend(outbound_rules(redirect, version));
     rules
 }
 
-fn arriving(redirect: &Redirect, version: Family) -> Vec<String> {
+fn inbound_rules(redirect: &Redirect, version: Family) -> Vec<String> {
     let Some(port) = redirect.inbound_port else { return Vec::new() };
-    let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[0], asks, comment, does);
+    let rule =
+        |matches: &str, comment: &str, target: &str| rule(CHAINS[0], matches, comment, target);
     let (always, skipped) = (&redirect.always_skip_inbound_ports, &redirect.skip_inbound_ports);
     let mut rules = skip_ports(CHAINS[0], always.iter().chain(skipped));
     for cidr in of_version(&redirect.skip_inbound_cidrs, version) {
@@ -258,22 +259,23 @@ fn arriving(redirect: &Redirect, version: Family) -> Vec<String> {
     rules
 }
 
-fn sent(redirect: &Redirect, version: Family) -> Vec<String> {
+fn outbound_rules(redirect: &Redirect, version: Family) -> Vec<String> {
     let Some(port) = redirect.outbound_port else { return Vec::new() };
-    let rule = |asks: &str, comment: &str, does: &str| rule(CHAINS[1], asks, comment, does);
+    let rule =
+        |matches: &str, comment: &str, target: &str| rule(CHAINS[1], matches, comment, target);
     let mut rules = Vec::new();
     if let Some(uid) = redirect.proxy_uid {
-        let asks = format!("-m owner --uid-owner {uid}");
-        rules.push(rule(&asks, "proxy-init/ignore-proxy-user-id", "RETURN"));
+        let matches = format!("-m owner --uid-owner {uid}");
+        rules.push(rule(&matches, "proxy-init/ignore-proxy-user-id", "RETURN"));
     }
     if let Some(gid) = redirect.proxy_gid {
-        let asks = format!("-m owner --gid-owner {gid}");
-        rules.push(rule(&asks, "proxy-init/ignore-proxy-group-id", "RETURN"));
+        let matches = format!("-m owner --gid-owner {gid}");
+        rules.push(rule(&matches, "proxy-init/ignore-proxy-group-id", "RETURN"));
     }
     rules.push(rule("-o lo", "proxy-init/ignore-loopback", "RETURN"));
     for uid in &redirect.skip_outbound_uids {
-        let asks = format!("-m owner --uid-owner {uid}");
-        rules.push(rule(&asks, &format!("denizen/ignore-user-id-{uid}"), "RETURN"));
+        let matches = format!("-m owner --uid-owner {uid}");
+        rules.push(rule(&matches, &format!("denizen/ignore-user-id-{uid}"), "RETURN"));
     }
     rules.extend(skip_ports(CHAINS[1], redirect.skip_outbound_ports.iter()));
     for cidr in of_version(&redirect.skip_outbound_cidrs, version) {
@@ -285,14 +287,14 @@ fn sent(redirect: &Redirect, version: Family) -> Vec<String> {
     rules
 }
 
-fn rule(chain: &str, asks: &str, comment: &str, does: &str) -> String {
-    format!("-A {chain} {asks} -m comment --comment \"{comment}\" -j {does}")
+fn rule(chain: &str, matches: &str, comment: &str, target: &str) -> String {
+    format!("-A {chain} {matches} -m comment --comment \"{comment}\" -j {target}")
 }
 
 fn skip_ports<'a>(chain: &str, ranges: impl Iterator<Item = &'a PortRange>) -> Vec<String> {
     let rule = |ports: String| {
-        let asks = format!("-p tcp -m multiport --dports {ports}");
-        rule(chain, &asks, &format!("proxy-init/ignore-port-{ports}"), "RETURN")
+        let matches = format!("-p tcp -m multiport --dports {ports}");
+        rule(chain, &matches, &format!("proxy-init/ignore-port-{ports}"), "RETURN")
     };
     multiports(ranges).into_iter().map(rule).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::io;
 
-use denizen_cni::{Adopter, NotAdopted, Remembered};
+use denizen_cni::{Adopter, AdoptionRequest, NotAdopted};
 use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
 use tracing::{debug, info, warn};
 
@@ -259,7 +259,7 @@ fn confirmed(
     });
     let adopter = adopter.as_mut().map_err(|error| error.to_string())?;
     let added_at = jiff::Timestamp::try_from(entry.written).unwrap_or_default();
-    let record = adopter.adopt(&Remembered {
+    let record = adopter.adopt(&AdoptionRequest {
         container_id: &entry.container_id,
         if_name: &entry.if_name,
         network: &entry.network,
@@ -271,7 +271,7 @@ fn confirmed(
     });
     match record {
         Ok(record) => Ok(Some(record)),
-        Err(NotAdopted::NotSo(why)) => {
+        Err(NotAdopted::ContradictedByKernel(why)) => {
             debug!(path = %entry.path.display(), why, "not adopted");
             Ok(None)
         }
