@@ -10,7 +10,7 @@ use denizen_netlink::{KernelRejection, Message, NetlinkError, Socket, Writer};
 use denizen_packet::{Family, FlowSelection, TrackedFlow, Treatment};
 
 /// Maximum number of requests in one batch. The kernel answers each request that it rejects.
-const AT_ONCE: usize = 512;
+const BATCH_SIZE: usize = 512;
 
 /// Why entries could not be read or changed.
 #[derive(Debug, Error)]
@@ -92,7 +92,7 @@ impl Conntrack {
     ) -> Result<(), ConntrackError> {
         let failed = |source| ConntrackError::Change { source };
         let mut refused = None;
-        for some in entries.chunks(AT_ONCE) {
+        for some in entries.chunks(BATCH_SIZE) {
             let unanswered: Vec<TrackedFlow>;
             let some = match treatment {
                 Treatment::DeleteUnanswered => {

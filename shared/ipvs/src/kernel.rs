@@ -23,7 +23,7 @@ const IPVS_GENL_VERSION: u8 = 1;
 
 /// How many commands are sent at once. If the kernel rejects all of them, its answers still fit the
 /// socket's buffer.
-const BATCH: usize = 1000;
+const BATCH_SIZE: usize = 1000;
 
 /// Why IPVS did not do what it should.
 #[derive(Debug, Error)]
@@ -167,7 +167,7 @@ impl Ipvs {
     /// [`IpvsError`] if it is not known what was done.
     pub fn apply(&mut self, commands: &[IpvsCommand]) -> Result<Vec<RejectedCommand>, IpvsError> {
         let mut refused = Vec::new();
-        for (batch, before) in commands.chunks(BATCH).zip((0..).step_by(BATCH)) {
+        for (batch, before) in commands.chunks(BATCH_SIZE).zip((0..).step_by(BATCH_SIZE)) {
             let of_batch = self.send(batch).map_err(IpvsError::netlink("change IPVS"))?;
             refused.extend(of_batch.into_iter().map(|RejectedCommand { command, errno }| {
                 RejectedCommand { command: before + command, errno }

@@ -140,8 +140,8 @@ impl Socket {
             getsockname(fd.as_raw_fd()).map_err(NetlinkError::io("read the socket's address"))?;
         let socket =
             Self { fd, portid: address.pid(), sequence: 0, buffer: vec![0; RECEIVE_PIECE] };
-        socket.option(libc::NETLINK_CAP_ACK, 1)?;
-        socket.option(libc::NETLINK_EXT_ACK, 1)?;
+        socket.set_option(libc::NETLINK_CAP_ACK, 1)?;
+        socket.set_option(libc::NETLINK_EXT_ACK, 1)?;
         // Beyond net.core.rmem_max, which an ordinary node leaves at 208 KiB.
         let _ = setsockopt(&socket.fd, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(socket)
@@ -150,7 +150,7 @@ impl Socket {
     /// Makes the kernel reject requests that it does not understand in full, and apply more of
     /// their filters (since Linux 4.20).
     pub fn check_strictly(&self) -> Result<(), NetlinkError> {
-        self.option(libc::NETLINK_GET_STRICT_CHK, 1)
+        self.set_option(libc::NETLINK_GET_STRICT_CHK, 1)
     }
 
     /// Limits the wait for an answer, in whole microseconds; zero waits for ever. The kernel
@@ -366,7 +366,7 @@ impl Socket {
         Ok(())
     }
 
-    fn option(&self, option: libc::c_int, value: libc::c_int) -> Result<(), NetlinkError> {
+    fn set_option(&self, option: libc::c_int, value: libc::c_int) -> Result<(), NetlinkError> {
         // SAFETY: the pointer and the length describe `value`, which outlives the call.
         #[expect(unsafe_code, reason = "nix has no netlink socket options")]
         let result = unsafe {
@@ -384,7 +384,7 @@ impl Socket {
     /// Receives the notifications of a multicast group (`enum nfnetlink_groups`, `enum
     /// rtnetlink_groups`) from now on.
     pub fn join(&self, group: libc::c_int) -> Result<(), NetlinkError> {
-        self.option(libc::NETLINK_ADD_MEMBERSHIP, group)
+        self.set_option(libc::NETLINK_ADD_MEMBERSHIP, group)
     }
 }
 

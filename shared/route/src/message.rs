@@ -36,7 +36,7 @@ const FRA_PRIORITY: u16 = 6;
 const FRA_TABLE: u16 = 15;
 
 /// Attributes of routes whose target is none of [`RouteTarget`].
-const ELSEWHERE: [u16; 4] = [libc::RTA_MULTIPATH, RTA_VIA, RTA_ENCAP, RTA_NH_ID];
+const UNSUPPORTED_TARGETS: [u16; 4] = [libc::RTA_MULTIPATH, RTA_VIA, RTA_ENCAP, RTA_NH_ID];
 
 impl RouteCommand {
     /// The message's type and its flags.
@@ -171,11 +171,11 @@ pub fn read_route(message: &Message<'_>) -> Option<ObservedRoute> {
         destination: IpNetwork::new(destination, header[PREFIX]).ok()?,
         metric: number(libc::RTA_PRIORITY).unwrap_or(0),
     };
-    let is_elsewhere = header[SOURCE_PREFIX] != 0
-        || all.clone().any(|(attribute, _)| ELSEWHERE.contains(&attribute));
+    let has_unsupported_target = header[SOURCE_PREFIX] != 0
+        || all.clone().any(|(attribute, _)| UNSUPPORTED_TARGETS.contains(&attribute));
     let gateway = all.find(libc::RTA_GATEWAY).and_then(address);
     let target = match (header[TYPE], number(libc::RTA_OIF)) {
-        _ if is_elsewhere => None,
+        _ if has_unsupported_target => None,
         (libc::RTN_UNICAST, Some(link)) => Some(RouteTarget::Unicast { gateway, link }),
         (libc::RTN_LOCAL, Some(link)) => Some(RouteTarget::Local { link }),
         (libc::RTN_BLACKHOLE, _) => Some(RouteTarget::Blackhole),

@@ -28,7 +28,7 @@ use crate::trust;
 const PREFIX: &str = "pods.json.change-";
 
 /// Size limit in bytes, more than a record needs.
-const LONGEST: u64 = 1 << 20;
+const MAX_REQUEST_SIZE: u64 = 1 << 20;
 
 /// The change that one writer requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ impl<'a> ChangeRequest<'a> {
     /// that; then this process must get the lock itself.
     pub(crate) fn place(dir: &'a File, change: &StateChange) -> Option<ChangeRequest<'a>> {
         let text = serde_json::to_vec(change).ok()?;
-        if text.len() as u64 > LONGEST {
+        if text.len() as u64 > MAX_REQUEST_SIZE {
             return None;
         }
         let flags = OFlag::O_RDWR | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
@@ -145,7 +145,7 @@ impl WaitingRequests {
 
     /// Removes the requests, which tells their writers that the state file in `dir` has the
     /// changes.
-    pub(crate) fn done(self, dir: &File) {
+    pub(crate) fn acknowledge(self, dir: &File) {
         for name in self.names {
             let _ = remove(dir, &name);
         }
@@ -160,7 +160,7 @@ fn living(dir: &File, name: &str, path: &Path) -> Option<StateChange> {
         return None;
     }
     let mut text = Vec::new();
-    file.take(LONGEST).read_to_end(&mut text).ok()?;
+    file.take(MAX_REQUEST_SIZE).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
 }
 

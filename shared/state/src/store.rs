@@ -175,7 +175,7 @@ impl RunDir {
     ) -> Result<(Option<Attachment>, Epoch, Generation), StateError> {
         let id = record.id();
         let change = StateChange::Put(Box::new(record.clone()));
-        let _lock = match self.turn(wait, &change, &id)? {
+        let _lock = match self.wait_for_turn(wait, &change, &id)? {
             WriteTurn::Lock(lock) => lock,
             WriteTurn::Done => {
                 let text = self.text(&self.path.join(STATE_FILE))?;
@@ -224,7 +224,7 @@ impl RunDir {
             return Ok(None);
         }
         let change = StateChange::Remove(id.clone());
-        let _lock = match self.turn(wait, &change, id)? {
+        let _lock = match self.wait_for_turn(wait, &change, id)? {
             WriteTurn::Lock(lock) => lock,
             WriteTurn::Done => {
                 return Ok(self.read()?.map(|state| (state.epoch, state.generation)));
@@ -266,7 +266,7 @@ impl RunDir {
         waiting.changes.push(change.clone());
         match self.make(&waiting.changes) {
             Ok(made) => {
-                waiting.done(&self.dir);
+                waiting.acknowledge(&self.dir);
                 Ok(made)
             }
             // Another writer's change may have failed. That writer then finds out by itself.
@@ -323,7 +323,7 @@ impl RunDir {
     }
 
     /// Waits for the lock, or until its holder has made `change` to the record of `id`.
-    fn turn(
+    fn wait_for_turn(
         &self,
         wait: Duration,
         change: &StateChange,

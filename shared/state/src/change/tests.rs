@@ -119,7 +119,7 @@ fn a_writer_that_gives_up_withdraws_its_request() {
 fn a_change_that_cannot_be_made_does_not_prevent_others() {
     let (_parent, dir) = run_dir();
     let mut record_at_another_s_place = record(1);
-    record_at_another_s_place.network = "n".repeat(LONGEST as usize);
+    record_at_another_s_place.network = "n".repeat(MAX_REQUEST_SIZE as usize);
     let large = StateChange::Put(Box::new(record_at_another_s_place));
     assert!(ChangeRequest::place(dir.dir(), &large).is_none(), "it has to try by itself");
     std::fs::File::create(dir.path().join(format!("{PREFIX}nonsense"))).unwrap();
