@@ -65,7 +65,7 @@ fn schema(version: Family) -> Schema {
         key: vec![Field::Source(version)],
         is_ranged: false,
         data: DataType::None,
-        room: None,
+        max_dynamic_elements: None,
     };
     Schema { family: version.into(), name: TABLE, comment: "", sets: vec![pending] }
 }

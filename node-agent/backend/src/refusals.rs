@@ -188,7 +188,7 @@ fn of_element(
         source,
         destination: SocketAddr::new(destination, port),
         packets: element.packets,
-        age: Duration::from_secs(NOTED_FOR.into()).saturating_sub(element.left),
+        age: Duration::from_secs(NOTED_FOR.into()).saturating_sub(element.expires_in),
     })
 }
 
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     fn element(key: Key, packets: u64, left: u64) -> CountedElement {
-        CountedElement { key, packets, left: Duration::from_secs(left) }
+        CountedElement { key, packets, expires_in: Duration::from_secs(left) }
     }
 
     #[test]

@@ -26,7 +26,7 @@ const APPEND: u16 = libc::NLM_F_APPEND as u16;
 const MESSAGE_ROOM: usize = 60_000;
 
 /// A batch's messages are kept in pieces of about this many bytes.
-const PIECE: usize = 1 << 20;
+const PIECE_SIZE: usize = 1 << 20;
 
 /// `NFT_SET_ELEM_INTERVAL_END`: the element says where a range ends.
 pub(crate) const INTERVAL_END: u32 = 1;
@@ -138,7 +138,7 @@ impl Batch {
         table: &str,
         what: MessageSubject,
     ) -> Open {
-        if self.writer.bytes().len() >= PIECE {
+        if self.writer.bytes().len() >= PIECE_SIZE {
             self.pieces.push(std::mem::take(&mut self.writer).into_bytes());
         }
         let sequence = self.first + self.count;
@@ -381,9 +381,9 @@ impl Batch {
 
 /// How many elements the set may have (`NFTA_SET_DESC_SIZE`): for sets that packets fill.
 fn describe_set(w: &mut Writer, set: &Set) {
-    let Some(room) = set.room else { return };
+    let Some(max_elements) = set.max_dynamic_elements else { return };
     let description = w.begin(9);
-    w.put_u32(1, room);
+    w.put_u32(1, max_elements);
     w.end(description);
 }
 

@@ -40,7 +40,7 @@ pub trait Content {
     }
 
     /// The elements that others may have added and that stay when the table is replaced.
-    fn others_members(&mut self, _seen: &Observed) -> Vec<Element> {
+    fn foreign_members(&mut self, _seen: &Observed) -> Vec<Element> {
         Vec::new()
     }
 

@@ -15,7 +15,7 @@ pub struct CountedElement {
     /// How many packets had the key, the one that made the element among them.
     pub packets: u64,
     /// The time until the kernel removes it, to the millisecond.
-    pub left: Duration,
+    pub expires_in: Duration,
 }
 
 impl CountedElement {
@@ -35,8 +35,12 @@ impl CountedElement {
         let key = Key::from_bytes(element.nested(KEY).find(1)?)?;
         let counter = element.nested(EXPRESSION);
         let packets = counter.nested(2).find(2).filter(|_| counter.find_str(1) == Some("counter"));
-        let left = element.find(EXPIRATION).and_then(number).unwrap_or_default();
-        Some(Self { key, packets: number(packets?)?, left: Duration::from_millis(left) })
+        let expires_in = element.find(EXPIRATION).and_then(number).unwrap_or_default();
+        Some(Self {
+            key,
+            packets: number(packets?)?,
+            expires_in: Duration::from_millis(expires_in),
+        })
     }
 }
 
@@ -73,8 +77,8 @@ mod tests {
     fn an_element_is_read_if_it_counts_packets() {
         let packets = 7_u64.to_be_bytes();
         let read = |bytes: &[u8]| CountedElement::read(Attributes::new(bytes));
-        let left = Duration::from_millis(2_500);
-        let expected = CountedElement { key: Key::EMPTY.byte(6).port(80), packets: 7, left };
+        let expires_in = Duration::from_millis(2_500);
+        let expected = CountedElement { key: Key::EMPTY.byte(6).port(80), packets: 7, expires_in };
         assert_eq!(
             read(&element(&[6, 0, 0, 0, 0, 80, 0, 0], Some(("counter", &packets)))),
             Some(expected)

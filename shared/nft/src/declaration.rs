@@ -14,14 +14,14 @@ pub struct SetDeclaration<N> {
     why: &'static str,
     data: Option<&'static [Field]>,
     is_ranged: bool,
-    room: Option<u32>,
+    max_dynamic_elements: Option<u32>,
 }
 
 impl<N: Copy> SetDeclaration<N> {
     /// A set with this name in the kernel. See
     /// [`Set::in_version`] for addresses in `key`.
     pub const fn new(set: N, name: &'static str, key: &'static [Field]) -> Self {
-        Self { set, name, key, why: "", data: None, is_ranged: false, room: None }
+        Self { set, name, key, why: "", data: None, is_ranged: false, max_dynamic_elements: None }
     }
 
     /// What it is for, beside it on the node.
@@ -44,9 +44,9 @@ impl<N: Copy> SetDeclaration<N> {
         Self { is_ranged: true, ..self }
     }
 
-    /// Packets put elements into it ([`Set::room`]).
-    pub const fn filled_by_packets(self, room: u32) -> Self {
-        Self { room: Some(room), ..self }
+    /// Packets put elements into it ([`Set::max_dynamic_elements`]).
+    pub const fn filled_by_packets(self, max_elements: u32) -> Self {
+        Self { max_dynamic_elements: Some(max_elements), ..self }
     }
 
     /// Its name in the kernel.
@@ -54,9 +54,9 @@ impl<N: Copy> SetDeclaration<N> {
         self.name
     }
 
-    /// See [`Set::room`].
-    pub fn room(&self) -> Option<u32> {
-        self.room
+    /// See [`Set::max_dynamic_elements`].
+    pub fn max_dynamic_elements(&self) -> Option<u32> {
+        self.max_dynamic_elements
     }
 
     /// The set, which the driver knows by this number.
@@ -72,7 +72,7 @@ impl<N: Copy> SetDeclaration<N> {
                 Some([]) => DataType::Verdict,
                 Some(fields) => DataType::Fields(fields.into()),
             },
-            room: self.room,
+            max_dynamic_elements: self.max_dynamic_elements,
         }
     }
 }

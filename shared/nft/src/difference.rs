@@ -50,25 +50,26 @@ impl Delta {
     ///
     /// Where both lists begin with the same keys in the same order, as they mostly do, no key is
     /// hashed.
-    pub fn extend(&mut self, now: Vec<Element>, wanted: Vec<Element>) {
-        let has_same_key =
-            |(now, wanted): &(&Element, &Element)| now.set == wanted.set && now.key == wanted.key;
-        let aligned = now.iter().zip(&wanted).take_while(has_same_key).count();
-        let (mut now, mut wanted) = (now.into_iter(), wanted.into_iter());
-        for (now, wanted) in now.by_ref().zip(wanted.by_ref()).take(aligned) {
-            self.replace(&now, wanted);
+    pub fn extend(&mut self, before: Vec<Element>, after: Vec<Element>) {
+        let has_same_key = |(before, after): &(&Element, &Element)| {
+            before.set == after.set && before.key == after.key
+        };
+        let aligned = before.iter().zip(&after).take_while(has_same_key).count();
+        let (mut before, mut after) = (before.into_iter(), after.into_iter());
+        for (before, after) in before.by_ref().zip(after.by_ref()).take(aligned) {
+            self.replace(&before, after);
         }
-        if now.len() == 0 {
-            return self.add.extend(wanted);
+        if before.len() == 0 {
+            return self.add.extend(after);
         }
-        if wanted.len() == 0 {
-            return self.delete.extend(now.map(|element| (element.set, element.key)));
+        if after.len() == 0 {
+            return self.delete.extend(before.map(|element| (element.set, element.key)));
         }
         let mut stale: HashMap<(SetId, Key), Element> =
-            now.map(|element| ((element.set, element.key), element)).collect();
-        for element in wanted {
+            before.map(|element| ((element.set, element.key), element)).collect();
+        for element in after {
             match stale.remove(&(element.set, element.key)) {
-                Some(now) => self.replace(&now, element),
+                Some(before) => self.replace(&before, element),
                 None => self.add.push(element),
             }
         }
@@ -76,10 +77,10 @@ impl Delta {
     }
 
     /// Adds the difference between two elements of the same key.
-    fn replace(&mut self, now: &Element, wanted: Element) {
-        if *now != wanted {
-            self.delete.push((wanted.set, wanted.key));
-            self.add.push(wanted);
+    fn replace(&mut self, before: &Element, after: Element) {
+        if *before != after {
+            self.delete.push((after.set, after.key));
+            self.add.push(after);
         }
     }
 

@@ -124,7 +124,7 @@ impl Expressions<'_> {
                 w.put(3, info);
             }),
             Statement::Assign(variable, to) => self.assign(*variable, to),
-            Statement::GoWhere(lookup) => self.find(lookup, Some(VERDICT_REGISTER)),
+            Statement::VerdictMap(lookup) => self.find(lookup, Some(VERDICT_REGISTER)),
             Statement::Dnat(version, lookup) => self.translate(*version, lookup),
             Statement::Update(update) => self.update(update),
             Statement::Masquerade => {

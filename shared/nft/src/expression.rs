@@ -37,15 +37,17 @@ fn normalized(expression: Attributes<'_>) -> Expression {
         "nat" => normalize_range(&mut values, &[(3, 4), (5, 6)], 7),
         "redir" => normalize_range(&mut values, &[(1, 2)], 3),
         // A reset has no code.
-        "reject" if values.get(&1).is_some_and(|kind| **kind == RESET) => drop(values.remove(&2)),
+        "reject" if values.get(&1).is_some_and(|kind| **kind == NFT_REJECT_TCP_RST) => {
+            drop(values.remove(&2))
+        }
         _ => {}
     }
     values.retain(|_, value| value.iter().any(|byte| *byte != 0));
     (name.to_owned(), values)
 }
 
-/// `NFT_REJECT_TCP_RST`, in network order.
-const RESET: [u8; 4] = [0, 0, 0, 1];
+/// In network order.
+const NFT_REJECT_TCP_RST: [u8; 4] = [0, 0, 0, 1];
 
 /// Data is a value or a verdict (`NFTA_DATA_*`), and lies in an attribute of its own.
 fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
@@ -74,13 +76,13 @@ fn value_of(expression: &str, kind: u16, value: &[u8]) -> Vec<u8> {
 /// of the last too. And the kernel sets `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`
 /// by itself.
 fn normalize_range(values: &mut BTreeMap<u16, Vec<u8>>, registers: &[(u16, u16)], flags: u16) {
-    const BY_ITSELF: u8 = 0b11;
+    const SET_BY_KERNEL: u8 = 0b11;
     for (first, last) in registers {
         if let Some(register) = values.get(first).cloned() {
             values.entry(*last).or_insert(register);
         }
     }
     if let Some(lowest) = values.get_mut(&flags).and_then(|flags| flags.last_mut()) {
-        *lowest &= !BY_ITSELF;
+        *lowest &= !SET_BY_KERNEL;
     }
 }

@@ -20,7 +20,7 @@ use crate::steps::Steps;
 const REPAIR_TRIES: usize = 10;
 
 /// How many elements of one set a first load collects before it writes them, about a message full.
-const TOGETHER: usize = 1024;
+const LOAD_CHUNK: usize = 1024;
 
 /// A table of ours, what is known of the kernel's copy, and the changes that are not in the kernel
 /// yet.
@@ -158,30 +158,34 @@ impl Keeper {
     ///
     /// # Errors
     /// As [`Self::remove_table`].
-    pub fn remove(&mut self, kernel: &mut Kernel, first: &[&str]) -> Result<Repair, NftError> {
+    pub fn remove(
+        &mut self,
+        kernel: &mut Kernel,
+        flush_first: &[&str],
+    ) -> Result<Repair, NftError> {
         self.pending.clear();
         if !self.is_unknown {
             return Ok(Repair::default());
         }
         let seen = kernel.observe(&self.schema)?;
         let mark = kernel.mark(&seen);
-        let rebuilt = remove_observed(kernel, &self.schema, &seen, first)?;
+        let rebuilt = remove_observed(kernel, &self.schema, &seen, flush_first)?;
         (self.is_unknown, self.verified, self.count) = (false, Some(mark), 0);
         Ok(Repair { rebuilt, ..Repair::default() })
     }
 
-    /// Removes a table, whatever version made it. The chains `first` are emptied before, so that no
-    /// packet is in the chains that they lead to. Returns whether it was there.
+    /// Removes a table, whatever version made it. The chains `flush_first` are emptied before, so
+    /// that no packet is in the chains that they lead to. Returns whether it was there.
     ///
     /// # Errors
     /// The kernel's.
     pub fn remove_table(
         kernel: &mut Kernel,
         schema: &Schema,
-        first: &[&str],
+        flush_first: &[&str],
     ) -> Result<bool, NftError> {
         let seen = kernel.observe(schema)?;
-        remove_observed(kernel, schema, &seen, first)
+        remove_observed(kernel, schema, &seen, flush_first)
     }
 
     /// Whether the kernel accepts a table with these chains. Nothing is changed.
@@ -244,11 +248,11 @@ impl Keeper {
         let steps = Steps::new(delta, content);
         let mut batch = kernel.batch(family, Some(seen.generation()));
         structure.write(&mut batch, name);
-        steps.first.write(&mut batch, &self.schema);
-        let Steps { first, then } = steps;
+        steps.changes.write(&mut batch, &self.schema);
+        let Steps { changes, garbage } = steps;
         // At a first load this is as large as the batch, and the kernel is about to allocate as
         // much again.
-        drop(first);
+        drop(changes);
         kernel.commit(batch)?;
         let repair =
             Repair { rebuilt: false, chains: structure.count() + left_over.len(), elements };
@@ -256,11 +260,11 @@ impl Keeper {
             let Repair { chains, elements, .. } = repair;
             info!(table = name, %family, chains, elements, "table brought up to date");
         }
-        let steps = Steps { first: Delta::default(), then };
+        let steps = Steps { changes: Delta::default(), garbage };
         let mut batch = kernel.batch(family, None);
         // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
         batch.delete_chains(name, left_over);
-        steps.then.write(&mut batch, &self.schema);
+        steps.garbage.write(&mut batch, &self.schema);
         kernel.commit(batch)?;
         Ok(repair)
     }
@@ -330,7 +334,7 @@ impl Keeper {
         for element in content.elements() {
             let of_set = by_set.entry(element.set).or_default();
             of_set.push(element);
-            if of_set.len() == TOGETHER {
+            if of_set.len() == LOAD_CHUNK {
                 batch.add_elements(&self.schema, of_set);
                 self.count += of_set.len();
                 of_set.clear();
@@ -373,16 +377,16 @@ impl Keeper {
         let seen = kernel.observe(&self.schema)?;
         let (delta, _) = self.difference(content, &seen);
         let elements = delta.count();
-        let Steps { first, then } = Steps::new(delta, content);
-        for delta in [first, then] {
+        let Steps { changes, garbage } = Steps::new(delta, content);
+        for delta in [changes, garbage] {
             self.rejected.extend(commit_parts(kernel, &self.schema, &delta));
         }
         if self.rejected.is_empty() {
             warn!(%family, "the kernel refused a change as a whole, and each of its parts not");
             return Ok(Repair { elements, ..Repair::default() });
         }
-        let names = self.rejected.iter().map(|rejected| rejected.text.clone()).collect();
-        Err(NftError::Parts { family, names })
+        let rejected = self.rejected.iter().map(|rejected| rejected.text.clone()).collect();
+        Err(NftError::PartlyRefused { family, rejected })
     }
 
     fn chains(&self, content: &impl Content) -> Vec<Chain> {
@@ -398,7 +402,7 @@ impl Keeper {
 /// keeps them.
 fn kept(content: &mut impl Content, seen: &Observed) -> Vec<Element> {
     let mut kept = seen.members(|set| !content.covers(set));
-    kept.extend(content.others_members(seen));
+    kept.extend(content.foreign_members(seen));
     kept
 }
 
@@ -429,12 +433,12 @@ fn commit<C: Content>(
         }
         kernel.commit(batch)
     };
-    transaction(|steps| &steps.first)?;
-    if due.iter().any(|(_, steps)| !steps.then.is_empty()) {
-        transaction(|steps| &steps.then)?;
+    transaction(|steps| &steps.changes)?;
+    if due.iter().any(|(_, steps)| !steps.garbage.is_empty()) {
+        transaction(|steps| &steps.garbage)?;
     }
-    for (keeper, Steps { first, then }) in &mut due {
-        let (add, delete) = (first.add.len(), first.delete.len() + then.delete.len());
+    for (keeper, Steps { changes, garbage }) in &mut due {
+        let (add, delete) = (changes.add.len(), changes.delete.len() + garbage.delete.len());
         keeper.is_unknown = false;
         keeper.count = (keeper.count + add).saturating_sub(delete);
         let Schema { family, name, .. } = keeper.schema;
@@ -449,11 +453,11 @@ fn remove_observed(
     kernel: &mut Kernel,
     schema: &Schema,
     seen: &Observed,
-    first: &[&str],
+    flush_first: &[&str],
 ) -> Result<bool, NftError> {
     let is_ours = seen.is_there() && seen.owner().is_none();
     if is_ours {
-        let full = first.iter().filter(|chain| seen.has_rules(chain));
+        let full = flush_first.iter().filter(|chain| seen.has_rules(chain));
         kernel.write(schema.family, |batch| {
             full.for_each(|chain| batch.flush_chain(schema.name, &(*chain).into()));
         })?;

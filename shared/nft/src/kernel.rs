@@ -72,12 +72,12 @@ pub enum NftError {
         family: TableFamily,
     },
     /// The kernel refused some parts; everything else was programmed.
-    #[error("nf_tables, {family} table: the kernel refused {}", names.join("; "))]
-    Parts {
+    #[error("nf_tables, {family} table: the kernel refused {}", rejected.join("; "))]
+    PartlyRefused {
         /// The table's family.
         family: TableFamily,
         /// What was refused, and why.
-        names: Vec<String>,
+        rejected: Vec<String>,
     },
     /// Another program changed the ruleset between the read and the batch that was made from it.
     #[error("nf_tables, {family} table: the ruleset changed while it was being repaired")]
@@ -95,7 +95,7 @@ impl NftError {
             | Self::Refused { family, .. }
             | Self::Owned { family, .. }
             | Self::OtherVersion { family }
-            | Self::Parts { family, .. }
+            | Self::PartlyRefused { family, .. }
             | Self::Raced { family } => Some(*family),
             Self::Open(_) => None,
         }
@@ -107,7 +107,7 @@ impl NftError {
             Self::Netlink { source, .. } | Self::Refused { source, .. } | Self::Open(source) => {
                 source.errno()
             }
-            Self::Owned { .. } | Self::OtherVersion { .. } | Self::Parts { .. } => None,
+            Self::Owned { .. } | Self::OtherVersion { .. } | Self::PartlyRefused { .. } => None,
             Self::Raced { .. } => Some(Errno::ERESTART),
         }
     }
@@ -236,13 +236,13 @@ impl Kernel {
         let Schema { family, name, .. } = *schema;
         let mut seen = Observed { generation: self.generation()?, ..Observed::default() };
         // A dump of tables takes no name.
-        self.dump(libc::NFT_MSG_GETTABLE, Some(family), &[], |m| seen.table(name, &m))?;
-        if !seen.table {
+        self.dump(libc::NFT_MSG_GETTABLE, Some(family), &[], |m| seen.read_table(name, &m))?;
+        if !seen.exists {
             return Ok(seen);
         }
-        self.dump(libc::NFT_MSG_GETCHAIN, Some(family), &[name], |m| seen.chain(name, &m))?;
-        self.dump(libc::NFT_MSG_GETRULE, Some(family), &[name], |m| seen.rule(name, &m))?;
-        self.dump(libc::NFT_MSG_GETSET, Some(family), &[name], |m| seen.set(name, &m))?;
+        self.dump(libc::NFT_MSG_GETCHAIN, Some(family), &[name], |m| seen.read_chain(name, &m))?;
+        self.dump(libc::NFT_MSG_GETRULE, Some(family), &[name], |m| seen.read_rule(name, &m))?;
+        self.dump(libc::NFT_MSG_GETSET, Some(family), &[name], |m| seen.read_set(name, &m))?;
         for set in schema.compared() {
             if seen.has_set_named(set.name) {
                 self.read_set(schema, set, &mut seen)?;
@@ -267,7 +267,7 @@ impl Kernel {
     ) -> Result<(), NetlinkError> {
         let of = [schema.name, set.name];
         let read = self.dump(libc::NFT_MSG_GETSETELEM, Some(schema.family), &of, |m| {
-            into.set_elements(set, &m)
+            into.read_elements(set, &m)
         });
         into.end_of_set(set);
         read
@@ -372,7 +372,7 @@ impl Kernel {
     /// The packets that rules of these chains have counted, if `reason` names a reason for the
     /// rule. Rules are found by chain and id: another chain may have an equal rule for another
     /// reason.
-    pub fn counted<R: Copy>(
+    pub fn packets_by_reason<R: Copy>(
         &mut self,
         schema: &Schema,
         chains: &[Chain],

@@ -33,7 +33,7 @@ pub struct Observed {
     /// The ruleset's generation when reading began.
     pub(crate) generation: u32,
     /// Whether the table is there.
-    pub(crate) table: bool,
+    pub(crate) exists: bool,
     /// Its flags, such as dormant or owned. Our tables have none.
     pub(crate) flags: u32,
     pub(crate) owner: Option<u32>,
@@ -41,7 +41,7 @@ pub struct Observed {
     pub(crate) sets: BTreeMap<String, ObservedSet>,
     pub(crate) elements: ObservedElements,
     /// Elements with keys that no set of ours could have.
-    pub(crate) strange: usize,
+    pub(crate) unreadable_keys: usize,
     /// Where ranges of the set that is being read begin and end.
     pub(crate) edges: Vec<RangeEdge>,
 }
@@ -59,7 +59,7 @@ impl Observed {
 
     /// Whether the table is there.
     pub fn is_there(&self) -> bool {
-        self.table
+        self.exists
     }
 
     /// The netlink portid of the table's owner, if it has one: nobody else may change the table.
@@ -108,7 +108,7 @@ impl Observed {
     /// The difference between the table's chains and `chains`; `None` if the table cannot be kept:
     /// it is not there, or its sets are not the declared ones.
     pub fn structure(&self, schema: &Schema, chains: &[Chain]) -> Option<Structure> {
-        let is_usable = self.table && self.flags == 0 && self.strange == 0;
+        let is_usable = self.exists && self.flags == 0 && self.unreadable_keys == 0;
         if !is_usable || !self.has_sets(&schema.sets) {
             return None;
         }
@@ -169,16 +169,16 @@ impl Observed {
     }
 
     /// Reads a NFT_MSG_NEWTABLE.
-    pub(crate) fn table(&mut self, table: &str, message: &Message<'_>) {
+    pub(crate) fn read_table(&mut self, table: &str, message: &Message<'_>) {
         if let Some(attributes) = about(table, message) {
-            self.table = true;
+            self.exists = true;
             self.flags = attributes.find_u32(2).unwrap_or_default();
             self.owner = attributes.find_u32(7);
         }
     }
 
     /// Reads a NFT_MSG_NEWCHAIN.
-    pub(crate) fn chain(&mut self, table: &str, message: &Message<'_>) {
+    pub(crate) fn read_chain(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(name) = about(table, message).and_then(|a| a.find_str(3)) else {
             return;
@@ -187,7 +187,7 @@ impl Observed {
     }
 
     /// Reads a NFT_MSG_NEWRULE.
-    pub(crate) fn rule(&mut self, table: &str, message: &Message<'_>) {
+    pub(crate) fn read_rule(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(chain) = about(table, message).and_then(|a| a.find_str(2)) else {
             return;
@@ -199,7 +199,7 @@ impl Observed {
     }
 
     /// Reads a NFT_MSG_NEWSET.
-    pub(crate) fn set(&mut self, table: &str, message: &Message<'_>) {
+    pub(crate) fn read_set(&mut self, table: &str, message: &Message<'_>) {
         let attributes = message.attributes();
         let Some(name) = about(table, message).and_then(|a| a.find_str(2)) else {
             return;
@@ -219,7 +219,7 @@ impl Observed {
     }
 
     /// Reads a NFT_MSG_NEWSETELEM about a set of ours.
-    pub(crate) fn set_elements(&mut self, set: &Set, message: &Message<'_>) {
+    pub(crate) fn read_elements(&mut self, set: &Set, message: &Message<'_>) {
         for (_, element) in message.attributes().nested(3) {
             let element = Attributes::new(element);
             let first = element.nested(1).find(1);
@@ -229,7 +229,7 @@ impl Observed {
             }
             match first.and_then(Key::from_bytes) {
                 Some(key) => self.elements.insert(set.id, &key, observed_element(set, element)),
-                None => self.strange += 1,
+                None => self.unreadable_keys += 1,
             }
         }
     }
@@ -241,7 +241,7 @@ impl Observed {
         for (first, last, element) in ranges(edges) {
             match Key::from_bounds(version, &first, &last) {
                 Some(key) => self.elements.insert(set.id, &key, element),
-                None => self.strange += 1,
+                None => self.unreadable_keys += 1,
             }
         }
     }

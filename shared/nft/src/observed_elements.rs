@@ -17,9 +17,9 @@ pub(crate) struct ObservedElements {
     keys: Vec<u8>,
     /// Where each element's key ends in `keys`.
     ends: Vec<u32>,
-    /// What each element leads to: a place in `others`, from 1 on; 0 for a plain member.
-    places: Vec<u32>,
-    others: Vec<ObservedElement>,
+    /// What each element leads to: an index in `values`, from 1 on; 0 for a plain member.
+    value_indexes: Vec<u32>,
+    values: Vec<ObservedElement>,
     /// The elements' numbers, to be found by set and key.
     numbers: HashTable<u32>,
     hasher: RandomState,
@@ -30,7 +30,7 @@ const MEMBER: ObservedElement = (Some(Value::Member), None);
 impl ObservedElements {
     /// Notes an element. If there is one with this key, it is replaced.
     pub fn insert(&mut self, set: SetId, key: &Key, element: ObservedElement) {
-        let Self { keys, ends, places, others, numbers, hasher } = self;
+        let Self { keys, ends, value_indexes, values, numbers, hasher } = self;
         let wanted = (set.0, key.as_bytes());
         let of = |number: &u32| record(keys, ends, *number);
         let found = numbers.entry(
@@ -45,15 +45,15 @@ impl ObservedElements {
                 keys.push(set.0);
                 keys.extend_from_slice(key.as_bytes());
                 ends.push(keys.len() as u32);
-                places.push(0);
+                value_indexes.push(0);
                 *new.insert(number).get()
             }
         };
-        places[number as usize] = match element == MEMBER {
+        value_indexes[number as usize] = match element == MEMBER {
             true => 0,
             false => {
-                others.push(element);
-                others.len() as u32
+                values.push(element);
+                values.len() as u32
             }
         };
     }
@@ -72,8 +72,8 @@ impl ObservedElements {
     /// What the element with this number leads to.
     pub fn element(&self, number: u32) -> &ObservedElement {
         static PLAIN: ObservedElement = MEMBER;
-        let place = self.places[number as usize].checked_sub(1);
-        place.map_or(&PLAIN, |place| &self.others[place as usize])
+        let index = self.value_indexes[number as usize].checked_sub(1);
+        index.map_or(&PLAIN, |index| &self.values[index as usize])
     }
 
     /// All of them, by number.

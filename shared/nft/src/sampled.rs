@@ -44,7 +44,7 @@ fn is_match(statement: &Statement) -> bool {
         | Statement::NotIn(_)
         | Statement::Xtables { .. } => true,
         Statement::Assign(..)
-        | Statement::GoWhere(_)
+        | Statement::VerdictMap(_)
         | Statement::Dnat(..)
         | Statement::Update(_)
         | Statement::Masquerade

@@ -53,7 +53,7 @@ pub struct Set {
     pub data: DataType,
     /// How many elements packets may add, each with a timeout: about 100 bytes of the kernel's
     /// memory each. `None` if only the client adds elements.
-    pub room: Option<u32>,
+    pub max_dynamic_elements: Option<u32>,
 }
 
 /// What an element holds besides its key.
@@ -103,7 +103,7 @@ impl Schema {
     /// elements would take minutes: for every piece of a dump the kernel counts from the first
     /// element.
     pub(crate) fn compared(&self) -> impl Iterator<Item = &Set> {
-        self.sets.iter().filter(|set| set.room.is_none())
+        self.sets.iter().filter(|set| set.max_dynamic_elements.is_none())
     }
 }
 
@@ -211,7 +211,7 @@ impl Set {
         const DYNAMIC: u32 = 0x20;
         let map = if self.data == DataType::None { 0 } else { MAP };
         let ranged = if self.is_ranged { INTERVAL } else { 0 };
-        let dynamic = if self.room.is_some() { TIMEOUT | DYNAMIC } else { 0 };
+        let dynamic = if self.max_dynamic_elements.is_some() { TIMEOUT | DYNAMIC } else { 0 };
         map | ranged | dynamic
     }
 

@@ -52,7 +52,7 @@ pub enum Statement {
     Assign(Variable, Assigned),
     /// Executes the verdict that the map has for the key; on with the next rule if the map has no
     /// such key.
-    GoWhere(Lookup),
+    VerdictMap(Lookup),
     /// Translates the destination to the address and port that the map has for the key; on with the
     /// next rule if the map has no such key.
     Dnat(Family, Lookup),

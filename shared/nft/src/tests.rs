@@ -23,7 +23,15 @@ const PLAIN: SetId = SetId(7);
 const COUNTED: SetId = SetId(8);
 
 fn set(id: SetId, name: &'static str, key: &[Field], data: DataType) -> Set {
-    Set { id, name, comment: "a set", key: key.into(), is_ranged: false, data, room: None }
+    Set {
+        id,
+        name,
+        comment: "a set",
+        key: key.into(),
+        is_ranged: false,
+        data,
+        max_dynamic_elements: None,
+    }
 }
 
 fn schema(family: TableFamily) -> Schema {
@@ -44,10 +52,13 @@ fn schema(family: TableFamily) -> Schema {
         prefixes,
         set(WHERE, "where", &[address, Protocol, DestinationPort], DataType::Verdict),
         set(TO, "to", &[DestinationPort, Random(16)], to),
-        Set { room: Some(1024), ..seen },
+        Set { max_dynamic_elements: Some(1024), ..seen },
         ports,
         Set { is_ranged: true, ..plain },
-        Set { room: Some(2), ..set(COUNTED, "counted", &flow(version), DataType::None) },
+        Set {
+            max_dynamic_elements: Some(2),
+            ..set(COUNTED, "counted", &flow(version), DataType::None)
+        },
     ];
     Schema { family, name: "some", comment: "for a test", sets }
 }
@@ -123,7 +134,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
         ]),
         rule([count(version, true)]),
         rule([count(version, false)]),
-        rule([Statement::GoWhere(lookup(WHERE))]),
+        rule([Statement::VerdictMap(lookup(WHERE))]),
     ];
     let of_destination = schema.set(PLAIN).lookup_of(vec![Field::Destination(version)]);
     let prefixes = lookup(PREFIXES).prefix(Field::Source(version), 9);

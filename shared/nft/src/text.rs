@@ -117,9 +117,11 @@ fn declaration(set: &Set) -> String {
 }
 
 fn settings(set: &Set) -> Vec<String> {
-    match (set.is_ranged, set.room) {
+    match (set.is_ranged, set.max_dynamic_elements) {
         (true, _) => vec!["flags interval".to_owned()],
-        (false, Some(room)) => vec![format!("size {room}"), "flags dynamic,timeout".to_owned()],
+        (false, Some(max_elements)) => {
+            vec![format!("size {max_elements}"), "flags dynamic,timeout".to_owned()]
+        }
         (false, None) => Vec::new(),
     }
 }
@@ -207,7 +209,7 @@ impl fmt::Display for Statement {
                 let field = Field::from(*variable);
                 write!(f, "{field} set {}", assigned_text(field, to))
             }
-            Self::GoWhere(lookup) => write!(f, "{} vmap @{}", key_of(lookup), lookup.set),
+            Self::VerdictMap(lookup) => write!(f, "{} vmap @{}", key_of(lookup), lookup.set),
             Self::Dnat(version, lookup) => {
                 write!(f, "dnat {} to {lookup}", TableFamily::from(*version).name())
             }

@@ -18,10 +18,10 @@ use crate::bytes::read_address;
 use crate::family::TableFamily;
 use denizen_packet::Family;
 
-/// `NFT_MSG_TRACE` (`enum nf_tables_msg_types`).
-const MESSAGE: i32 = 17;
-/// `NFNLGRP_NFTRACE` (`enum nfnetlink_groups`).
-const GROUP: libc::c_int = 9;
+/// `enum nf_tables_msg_types`.
+const NFT_MSG_TRACE: i32 = 17;
+/// `enum nfnetlink_groups`.
+const NFNLGRP_NFTRACE: libc::c_int = 9;
 
 /// What a chain did to a traced packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Tracer {
     /// [`NetlinkError::Io`]; without `CAP_NET_ADMIN`, too.
     pub fn open() -> Result<Self, NetlinkError> {
         let socket = Socket::open()?;
-        socket.join(GROUP)?;
+        socket.join(NFNLGRP_NFTRACE)?;
         Ok(Self { socket })
     }
 
@@ -147,7 +147,7 @@ impl TraceMessage {
 
     /// Decodes a message (`enum nft_trace_attributes`); `None` if it is another, or not complete.
     pub fn decode(message: &Message<'_>) -> Option<Self> {
-        if message.kind != kind(MESSAGE) {
+        if message.kind != kind(NFT_MSG_TRACE) {
             return None;
         }
         let attributes = message.attributes();

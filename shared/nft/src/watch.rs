@@ -26,9 +26,9 @@ pub struct Watch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Changes {
     /// Whether watched tables were changed, in any family.
-    pub table: bool,
+    pub watched_tables_changed: bool,
     /// Whether tables that are not watched were changed.
-    pub elsewhere: bool,
+    pub other_tables_changed: bool,
 }
 
 impl Watch {
@@ -53,8 +53,8 @@ impl Watch {
                 Some(portid) => {
                     let is_table = std::mem::take(touched);
                     let is_foreign = !own.contains(&portid);
-                    changes.table |= is_table && is_foreign;
-                    changes.elsewhere |= !is_table && is_foreign;
+                    changes.watched_tables_changed |= is_table && is_foreign;
+                    changes.other_tables_changed |= !is_table && is_foreign;
                 }
                 // Most notifications are about our own batches, of hundreds of elements.
                 None if own.is_empty() || own.contains(&message.portid) => {}
@@ -66,7 +66,7 @@ impl Watch {
                 Ok(true) => {}
                 Ok(false) => return Ok(changes),
                 Err(NetlinkError::Overflow) => {
-                    changes = Changes { table: true, elsewhere: true };
+                    changes = Changes { watched_tables_changed: true, other_tables_changed: true };
                 }
                 Err(error) => return Err(error),
             }

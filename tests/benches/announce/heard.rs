@@ -62,7 +62,7 @@ impl Heard {
             self.wait(PATIENCE)?;
             let now = Instant::now();
             let mut is_lost = false;
-            if self.rules.changes()?.elsewhere {
+            if self.rules.changes()?.other_tables_changed {
                 times.rules.get_or_insert(now);
             }
             let watches = [

@@ -18,12 +18,12 @@ pub(super) async fn due(watch: &mut Option<AsyncFd<Watch>>, foreign_change: &Not
     match watch.readable_mut().await {
         Ok(mut ready) => {
             ready.clear_ready();
-            let unknown = Changes { table: true, elsewhere: false };
+            let unknown = Changes { watched_tables_changed: true, other_tables_changed: false };
             let changes = ready.get_inner_mut().changes().unwrap_or(unknown);
-            if changes.elsewhere {
+            if changes.other_tables_changed {
                 foreign_change.notify_one();
             }
-            changes.table
+            changes.watched_tables_changed
         }
         Err(_) => true,
     }

@@ -66,7 +66,7 @@ impl Dropped {
         schema: &Schema,
         chains: &[Chain],
     ) -> Result<(), NftError> {
-        let counted = kernel.counted(schema, chains, |rule| {
+        let counted = kernel.packets_by_reason(schema, chains, |rule| {
             DropReason::ALL.into_iter().find(|reason| reason.text() == rule.why)
         })?;
         counted.into_iter().for_each(|(reason, packets)| *self.slot(reason) += packets);

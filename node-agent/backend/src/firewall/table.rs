@@ -181,7 +181,7 @@ impl Content for FirewallContent<'_> {
     }
 
     /// As [`Self::review`]: the addresses of pods that are not in the plan yet stay.
-    fn others_members(&mut self, seen: &Observed) -> Vec<Element> {
+    fn foreign_members(&mut self, seen: &Observed) -> Vec<Element> {
         let FirewallTable::Ip(version) = self.table else { return Vec::new() };
         let mut kept = seen.members(|set| set == FirewallSet::Pending.id());
         if kept.is_empty() {

@@ -67,7 +67,7 @@ fn set(version: Family, id: SetId) -> Set {
         HAIRPINS => ("hairpins", "pods with host ports", vec![source, destination], DataType::None),
         SetId(_) => unreachable!("the table has no other set"),
     };
-    Set { id, name, comment, key, is_ranged: false, data, room: None }
+    Set { id, name, comment, key, is_ranged: false, data, max_dynamic_elements: None }
 }
 
 /// Its chains, each before those that refer to it.

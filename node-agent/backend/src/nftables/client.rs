@@ -29,7 +29,7 @@ pub fn clients<'a>(
                 doing: "count the clients in",
                 source,
             })?;
-            if let Some((clients, room)) = count.zip(map.room()) {
+            if let Some((clients, room)) = count.zip(map.max_dynamic_elements()) {
                 all.clients.push(Clients {
                     family: map.family(table.table_family).to_string(),
                     map: map.to_string(),
@@ -49,7 +49,7 @@ pub fn dropped<'a>(
 ) -> Result<(ServiceDrops, u64), NftError> {
     let (mut drops, mut missed) = (ServiceDrops::default(), 0);
     for (schema, table) in tables {
-        let counted = kernel.counted(schema, &table.chains(), |rule| {
+        let counted = kernel.packets_by_reason(schema, &table.chains(), |rule| {
             let is_missed = rule.why == Why::LookupRaced.text();
             if is_missed { Some(None) } else { ServiceDropReason::of_text(rule.why).map(Some) }
         });
@@ -71,7 +71,7 @@ fn counted<const N: usize>(
     reasons: [Why; N],
 ) -> Result<[u64; N], NftError> {
     let mut sums = [0; N];
-    let counted = kernel.counted(schema, &table.chains(), |rule| {
+    let counted = kernel.packets_by_reason(schema, &table.chains(), |rule| {
         reasons.iter().position(|why| why.text() == rule.why)
     });
     for (reason, packets) in counted? {

@@ -207,7 +207,7 @@ impl SetStatements {
 
     /// Goes to the chain in the map; on with the next rule if the map has no such key.
     pub fn go_where(self, map: ServiceSet) -> Statement {
-        Statement::GoWhere(self.set(map).lookup())
+        Statement::VerdictMap(self.set(map).lookup())
     }
 
     /// Translates to the endpoint in a slot drawn among this many; on with the next rule if the

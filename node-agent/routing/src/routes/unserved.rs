@@ -116,7 +116,7 @@ fn announced(version: Family) -> Set {
         key: vec![Field::Destination(version)],
         is_ranged: false,
         data: DataType::None,
-        room: None,
+        max_dynamic_elements: None,
     }
 }
 

@@ -16,9 +16,12 @@ fn bring_up_loopback() {
 }
 
 /// A table that counts what is sent over UDP, and drops it.
-fn counting(version: Family, room: u32) -> (Schema, Vec<Chain>) {
+fn counting(version: Family, max_elements: u32) -> (Schema, Vec<Chain>) {
     let id = SetId(0);
-    let counted = Set { room: Some(room), ..set(id, "counted", &flow(version), DataType::None) };
+    let counted = Set {
+        max_dynamic_elements: Some(max_elements),
+        ..set(id, "counted", &flow(version), DataType::None)
+    };
     let family = version.into();
     let schema = Schema { family, name: "some", comment: "for a test", sets: vec![counted] };
     let is_udp = || Statement::Equals(Field::Protocol, Key::EMPTY.byte(17));
@@ -32,7 +35,7 @@ fn counting(version: Family, room: u32) -> (Schema, Vec<Chain>) {
 
 fn counts(kernel: &mut Kernel, schema: &Schema) -> Vec<(Key, u64)> {
     let elements = kernel.counted_elements(schema.family, schema.name, "counted").unwrap();
-    assert!(elements.iter().all(|element| element.left.as_secs() <= 900), "{elements:?}");
+    assert!(elements.iter().all(|element| element.expires_in.as_secs() <= 900), "{elements:?}");
     let mut counts: Vec<_> =
         elements.iter().map(|element| (element.key, element.packets)).collect();
     counts.sort();

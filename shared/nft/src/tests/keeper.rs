@@ -85,7 +85,10 @@ fn what_is_refused_is_named_and_everything_else_is_there() {
         wanted.elements[3].value = Value::Goto("not-there".into());
         for _ in 0..2 {
             let error = Keeper::sync(kernel, &mut [(&mut keeper, &mut wanted)]).unwrap_err();
-            assert!(matches!(&error, NftError::Parts { names, .. } if names.len() == 1), "{error}");
+            assert!(
+                matches!(&error, NftError::PartlyRefused { rejected, .. } if rejected.len() == 1),
+                "{error}"
+            );
             let [rejected] = keeper.rejected() else { panic!("{:?}", keeper.rejected()) };
             assert_eq!((rejected.set, rejected.key), (right.set, right.key));
             let seen = kernel.observe(&schema).unwrap();

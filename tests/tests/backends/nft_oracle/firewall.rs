@@ -30,7 +30,15 @@ struct SmallTable {
 
 fn set(id: SetId, name: &'static str, key: &[Field]) -> Set {
     let (key, comment) = (key.into(), "a set");
-    Set { id, name, comment, key, is_ranged: false, data: DataType::None, room: None }
+    Set {
+        id,
+        name,
+        comment,
+        key,
+        is_ranged: false,
+        data: DataType::None,
+        max_dynamic_elements: None,
+    }
 }
 
 /// The sets: a map of addresses, one of ranges of them, and permissions of every kind.

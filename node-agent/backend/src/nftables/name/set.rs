@@ -275,7 +275,7 @@ impl ServiceSet {
 
     pub fn filled_by(self) -> FilledBy {
         let pods = [Self::LocalPods, Self::BridgedPods, Self::PodPorts, Self::PodPorts6];
-        match self.room() {
+        match self.max_dynamic_elements() {
             Some(_) => FilledBy::Packets,
             None if pods.contains(&self) => FilledBy::Pods,
             None => FilledBy::Services,
@@ -283,8 +283,8 @@ impl ServiceSet {
     }
 
     /// The most elements that packets may add; `None` for sets that packets do not fill.
-    pub fn room(self) -> Option<u32> {
-        self.declaration().room()
+    pub fn max_dynamic_elements(self) -> Option<u32> {
+        self.declaration().max_dynamic_elements()
     }
 
     /// The family of the addresses in its keys.
