@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 const ROUNDS: usize = 100;
 const PORTS: [u16; 3] = [0, 1, 10];
 /// How many other pods there are, and how many host ports each of them has.
-const OTHERS: [(u16, u16); 3] = [(0, 0), (250, 0), (250, 4)];
+const OTHER_PODS: [(u16, u16); 3] = [(0, 0), (250, 0), (250, 4)];
 
 struct Candidate {
     name: String,
@@ -67,7 +67,11 @@ fn mappings(count: u16) -> Value {
 }
 
 /// Adds the records of the other pods, all on the link of a pod that stays.
-fn others(cluster: &Cluster, like: &Attachment, (count, each): (u16, u16)) -> Result<()> {
+fn record_other_pods(
+    cluster: &Cluster,
+    like: &Attachment,
+    (count, each): (u16, u16),
+) -> Result<()> {
     let record = |number: u16| {
         let port = |port: u16| HostPort {
             ip: None,
@@ -105,8 +109,8 @@ fn main() -> Result<()> {
     let full = cluster.chain(Wiring::Bridged);
     let ours = full.plugins.last().context("denizen is the last plugin")?;
     println!("medians of {ROUNDS} turns, in ms                 ADD       DEL");
-    for (count, each) in OTHERS {
-        others(&cluster, &like, (count, each))?;
+    for (count, each) in OTHER_PODS {
+        record_other_pods(&cluster, &like, (count, each))?;
         // The pod that stays has a record too, and no host ports.
         let expected = [u64::from(count * each), u64::from(count) + 1];
         eventually("served", Duration::from_secs(30), || {

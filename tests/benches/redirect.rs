@@ -119,9 +119,9 @@ fn add(
 fn commands(pod: &Namespace) -> Duration {
     let begun = Instant::now();
     for program in ["iptables-save", "ip6tables-save"] {
-        let mut look = Command::new(program);
-        look.args(["-t", "nat"]).stdout(Stdio::null());
-        assert!(pod.spawn(look).wait().unwrap().success());
+        let mut save = Command::new(program);
+        save.args(["-t", "nat"]).stdout(Stdio::null());
+        assert!(pod.spawn(save).wait().unwrap().success());
     }
     linkerd_init(pod, &DEFAULT);
     begun.elapsed()

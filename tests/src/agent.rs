@@ -27,7 +27,7 @@ use crate::packets::probe::Protocol;
 
 /// How long a start may take before it counts as failed: an emulated processor has to load the
 /// kernel's modules first.
-pub const STARTING: Duration = Duration::from_secs(90);
+pub const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The folder, within the run directory, of the runtime's cached CNI results: a test must not read
 /// the machine's own cache.
@@ -144,7 +144,7 @@ impl Agent {
     /// Starts the agent in `node` and returns once its first full set of rules is in the kernel.
     pub fn start(node: &Netns, settings: Settings) -> Result<Self> {
         let mut agent = Self::spawn(node, settings)?;
-        agent.wait_programmed(STARTING)?;
+        agent.wait_programmed(START_TIMEOUT)?;
         Ok(agent)
     }
 
@@ -166,8 +166,8 @@ impl Agent {
 
     /// Waits until the agent says that the first full set of rules is in the kernel, or says why it
     /// ended.
-    pub fn wait_programmed(&mut self, patience: Duration) -> Result<()> {
-        eventually("programmed", patience, || {
+    pub fn wait_programmed(&mut self, timeout: Duration) -> Result<()> {
+        eventually("programmed", timeout, || {
             let status = self.ask_directly(&json!({ "status": {} }));
             let is_programmed = status.is_ok_and(|status| status["synced"] == true);
             if !is_programmed && let Some(status) = self.child.try_wait()? {
@@ -303,7 +303,7 @@ impl Agent {
         kill(Pid::from_raw(i32::try_from(self.child.id())?), signal)?;
         let wait = || Ok(self.child.try_wait()?);
         let what = format!("ended by {signal}");
-        observed(&what, STARTING, wait, Option::is_some)?.context("a status")
+        observed(&what, START_TIMEOUT, wait, Option::is_some)?.context("a status")
     }
 }
 
@@ -319,7 +319,7 @@ impl Drop for Agent {
 }
 
 /// How long a change may take to be programmed.
-const BOUND: Duration = Duration::from_secs(60);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes a change, and returns the status once the agent reports a new sync; until then,
 /// `meanwhile` runs again and again.
@@ -337,6 +337,9 @@ pub fn programmed(
         if status["lastSync"] != before["lastSync"] {
             return Ok(status);
         }
-        ensure!(started.elapsed() < BOUND, "not programmed after {BOUND:?}: {status}");
+        ensure!(
+            started.elapsed() < CHANGE_TIMEOUT,
+            "not programmed after {CHANGE_TIMEOUT:?}: {status}"
+        );
     }
 }

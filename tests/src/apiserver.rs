@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use crate::agent::{Agent, Objects, Settings};
 use crate::bench::Memory;
 use crate::bench::timing::text;
-use crate::compare::ground::{Ground, NODE};
+use crate::compare::test_bed::{NODE, TestBed};
 use crate::eventually::observed;
 use crate::peers::api::release;
 
 /// A busy machine's server takes its time for thousands of objects.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const POLICIES: usize = 10;
 /// The kinds that every API server has.
 const KINDS: [&str; 6] =
@@ -26,18 +26,18 @@ const KINDS: [&str; 6] =
 /// Runs the agent with its documented role against this kube-apiserver, which has so many Services
 /// and pods. Returns a table of what each kind cost, and what `status` says.
 pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
-    let ground = Ground::new(services, Some(program))?;
+    let test_bed = TestBed::new(services, Some(program))?;
     let (pods, policies) = (objects(pods, pod), objects(POLICIES, policy));
-    ground.api.put_all(&pods)?;
-    ground.api.put_all(&policies)?;
+    test_bed.api.put_all(&pods)?;
+    test_bed.api.put_all(&policies)?;
 
     let begun = Instant::now();
-    let mut agent = Agent::spawn(&ground.node, settings(&ground)?)?;
+    let mut agent = Agent::spawn(&test_bed.node, settings(&test_bed)?)?;
     agent.quiet();
     // At first the agent has no socket to ask.
     let status = || Ok(agent.ask_directly(&json!({ "status": {} })).ok());
     let is_over = |status: &Option<Value>| status.as_ref().is_some_and(is_listed);
-    let status = observed("each kind listed, or refused", PATIENCE, status, is_over)?;
+    let status = observed("each kind listed, or refused", TIMEOUT, status, is_over)?;
     let listed = begun.elapsed();
     let memory = Memory::of(agent.pid())?;
     let status = status.context("the status")?;
@@ -52,13 +52,13 @@ pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
         text(listed),
         memory.most / 1024,
     );
-    let changed = [pods, policies, ground.last_objects()].concat();
+    let changed = [pods, policies, test_bed.last_objects()].concat();
     for kind in status["api"].as_array().context("no kinds")? {
         let name = kind["kind"].as_str().context("a kind's name")?;
         let cost = match changed.iter().rfind(|object| name == plural(object)) {
             // The kind is not watched, so the agent would get no event.
             Some(_) if !is_watched(kind) => None,
-            Some(object) => Some(change(&ground, &agent, object, name)?),
+            Some(object) => Some(change(&test_bed, &agent, object, name)?),
             None => None,
         };
         let (bytes, took) = cost.map_or(("–".into(), "–".into()), |(bytes, took)| {
@@ -76,12 +76,12 @@ pub fn measure(program: &Path, services: usize, pods: usize) -> Result<String> {
     Ok(table)
 }
 
-fn settings(ground: &Ground) -> Result<Settings> {
-    let run_dir = ground.folder.path().join("run");
+fn settings(test_bed: &TestBed) -> Result<Settings> {
+    let run_dir = test_bed.folder.path().join("run");
     std::fs::create_dir_all(&run_dir)?;
     Ok(Settings {
         program: None,
-        objects: Objects::Kubeconfig(ground.kubeconfig().to_owned()),
+        objects: Objects::Kubeconfig(test_bed.kubeconfig().to_owned()),
         run_dir,
         node_name: NODE.to_owned(),
         flags: vec!["--network-policy=on".to_owned()],
@@ -105,7 +105,12 @@ fn is_watched(kind: &Value) -> bool {
 
 /// Changes an object, and waits until the agent has the event. Returns the bytes that the agent
 /// received for the kind, and how long it took.
-fn change(ground: &Ground, agent: &Agent, object: &Value, kind: &str) -> Result<(u64, Duration)> {
+fn change(
+    test_bed: &TestBed,
+    agent: &Agent,
+    object: &Value,
+    kind: &str,
+) -> Result<(u64, Duration)> {
     let cost = || -> Result<(u64, u64)> {
         let status = agent.ask_directly(&json!({ "status": {} }))?;
         let mut kinds = status["api"].as_array().into_iter().flatten();
@@ -116,8 +121,8 @@ fn change(ground: &Ground, agent: &Agent, object: &Value, kind: &str) -> Result<
     changed["metadata"]["labels"]["changed"] = "yes".into();
     let (events, before) = cost()?;
     let begun = Instant::now();
-    ground.api.put(&changed)?;
-    let (_, after) = observed("changed", PATIENCE, cost, |(now, _)| *now > events)?;
+    test_bed.api.put(&changed)?;
+    let (_, after) = observed("changed", TIMEOUT, cost, |(now, _)| *now > events)?;
     Ok((after - before, begun.elapsed()))
 }
 

@@ -113,10 +113,10 @@ impl MeasuredAgent {
     /// status; returns that status.
     ///
     /// # Errors
-    /// When it has ended, or takes longer than `patience`.
+    /// When it has ended, or takes longer than `timeout`.
     pub fn programmed(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         is_all: impl Fn(&Value) -> bool,
     ) -> Result<Value> {
         let begun = Instant::now();
@@ -129,7 +129,7 @@ impl MeasuredAgent {
                 return Ok(status);
             }
             ensure!(self.child.try_wait()?.is_none(), "the agent has ended");
-            ensure!(begun.elapsed() < patience, "not programmed: {status}");
+            ensure!(begun.elapsed() < timeout, "not programmed: {status}");
             sleep(Duration::from_millis(10));
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! | file | knows |
 //! | --- | --- |
-//! | `ground` | the node, its client, the endpoints and the API server |
+//! | `test_bed` | the node, its client, the endpoints and the API server |
 //! | `contender` | how each one is started, changed and ended |
 //! | `measured` | what is measured, in which order |
 //! | `table` | the figures, side by side |
@@ -11,9 +11,9 @@
 
 mod chart;
 mod contender;
-pub mod ground;
 mod measured;
 mod table;
+pub mod test_bed;
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use anyhow::{Context, Result};
 
 use self::contender::Contender;
 pub use self::contender::KubeProxyMode;
-use self::ground::Ground;
 use self::table::Comparison;
+use self::test_bed::TestBed;
 
 /// What is compared with what.
 #[derive(Debug, Clone)]
@@ -45,20 +45,21 @@ pub struct CompareOptions {
     pub out: PathBuf,
 }
 
-/// Measures one contender after the other, each on ground of its own; writes and returns the table.
+/// Measures one contender after the other, each on a test bed of its own; writes and returns the
+/// table.
 pub fn compare(options: &CompareOptions) -> Result<String> {
     let other = match &options.kube_proxy {
         Some((program, mode)) => Contender::KubeProxy { program: program.clone(), mode: *mode },
-        None => Contender::Shape,
+        None => Contender::KubeProxyRules,
     };
     let contenders = [Contender::Denizen { program: options.denizen.clone() }, other];
     let mut names = Vec::new();
     let mut figures = Vec::new();
     for contender in &contenders {
         let name = contender.name();
-        let ground = Ground::new(options.services, options.apiserver.as_deref())?;
+        let test_bed = TestBed::new(options.services, options.apiserver.as_deref())?;
         eprintln!("measuring {name}");
-        figures.push(measured::measured(contender, &ground, options).context(name.clone())?);
+        figures.push(measured::measured(contender, &test_bed, options).context(name.clone())?);
         names.push(name);
     }
     let comparison = Comparison::new(names, &figures);
@@ -84,7 +85,7 @@ fn surroundings(options: &CompareOptions) -> Result<String> {
         "{} services of {} endpoints, IPv4; {server}; Linux {}; {} processors. Changes: the median of \
          {}. Connections: the median of {}.\n",
         options.services,
-        ground::ENDPOINTS,
+        test_bed::ENDPOINTS,
         kernel.trim(),
         std::thread::available_parallelism()?,
         options.changes,

@@ -9,7 +9,7 @@ use crate::node::cni::Chain;
 use crate::node::netns::Netns;
 use crate::node::pod::{BRIDGE, Pod, Wiring};
 use crate::node::world::{Addresses, World, ip};
-use crate::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use crate::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, Protocol, SILENCE};
 use crate::packets::server::{Listen, Server};
 use anyhow::Result;
 use serde_json::Value;
@@ -83,9 +83,9 @@ fn tells_verdicts_apart(label: &str, wiring: Wiring) -> Result<()> {
         FAMILIES.iter().flat_map(|family| PROTOCOLS.map(|protocol| (family, protocol)))
     {
         let ask = |last: u8| {
-            let patience = if last == 4 { SILENCE } else { PATIENCE };
-            Probe { protocol, patience, ..Probe::tcp(service(family, last)) }
-                .ask_in(&context.client.netns)
+            let timeout = if last == 4 { SILENCE } else { ANSWER_TIMEOUT };
+            Probe { protocol, timeout, ..Probe::tcp(service(family, last)) }
+                .send_in(&context.client.netns)
         };
         let like = service(family, 1).ip();
         let own = context.client.address_like(like);
@@ -124,7 +124,7 @@ fn sees_a_missing_hairpin_masquerade() -> Result<()> {
         let context = context(label, wiring)?;
         for family in FAMILIES {
             let to_itself = |last| {
-                Probe::tcp(service(family, last)).patience(SILENCE).ask_in(&context.server.netns)
+                Probe::tcp(service(family, last)).timeout(SILENCE).send_in(&context.server.netns)
             };
             assert_eq!(
                 to_itself(1).endpoint(),
@@ -156,14 +156,14 @@ fn reaches_everybody_from_everywhere() -> Result<()> {
     {
         let to = SocketAddr::new(address, port);
         for (who, netns) in [("node", &world.node), ("pod", &client.netns)] {
-            let answer = Probe { protocol, ..Probe::tcp(to) }.ask_in(netns);
+            let answer = Probe { protocol, ..Probe::tcp(to) }.send_in(netns);
             assert_eq!(answer.endpoint(), Some(to), "{who} to {to}/{protocol}: {answer:?}");
         }
     }
     for (family, host) in
         FAMILIES.iter().flat_map(|family| [(family, &world.client), (family, &world.remote)])
     {
-        let answer = Probe::tcp(service(family, 1)).ask_in(host);
+        let answer = Probe::tcp(service(family, 1)).send_in(host);
         let endpoint = server.address_like(service(family, 1).ip());
         assert_eq!(
             answer.endpoint().map(|endpoint| endpoint.ip()),
@@ -199,13 +199,13 @@ fn real_plugins_attach_pods_in_disjoint_ranges() -> Result<()> {
             .map(|address| Listen { protocol: Protocol::Tcp, address: (*address, 80).into() });
         let _server = Server::start(&to.netns, &listens.collect::<Vec<_>>())?;
         for address in &to.addresses {
-            let answer = Probe::tcp(SocketAddr::new(*address, 80)).ask_in(&from.netns);
+            let answer = Probe::tcp(SocketAddr::new(*address, 80)).send_in(&from.netns);
             assert_eq!(answer.seen(), from.address_like(*address), "to {address}: {answer:?}");
         }
     }
     let gone = two.addresses[0];
     two.detach(&world.node)?;
-    let answer = Probe::tcp(SocketAddr::new(gone, 80)).ask_in(&one.netns);
+    let answer = Probe::tcp(SocketAddr::new(gone, 80)).send_in(&one.netns);
     assert_eq!(answer, Outcome::Unreachable, "after DEL");
     Ok(())
 }

@@ -26,11 +26,11 @@ pub fn run(keep: bool) -> Result<ExitCode> {
     node.introduce(&mut page)?;
     node.check(&mut page)?;
     page.title("Connections");
-    rows::play(&node, &mut page)?;
+    rows::run(&node, &mut page)?;
     page.title("One NetworkPolicy at work");
-    policy::play(&node, &mut page)?;
+    policy::run(&node, &mut page)?;
     page.title("Changes while it runs");
-    changes::play(&mut node, &mut page)?;
+    changes::run(&mut node, &mut page)?;
     page.verdict();
     if keep {
         node.leave(&mut page)?;

@@ -61,9 +61,9 @@ pub fn seed() -> Result<u64> {
     }
 }
 
-/// Plays `count` worlds of a seed. A failure names the seed, and shows a world that was shrunk for
+/// Runs `count` worlds of a seed. A failure names the seed, and shows a world that was shrunk for
 /// at most `shrinking`.
-pub fn play<W: Debug + Display>(
+pub fn run<W: Debug + Display>(
     count: u32,
     seed: u64,
     shrinking: Duration,
@@ -78,10 +78,10 @@ pub fn play<W: Debug + Display>(
         failure_persistence: None,
         ..Config::default()
     };
-    let played = TestRunner::new(config).run(&worlds, |world| {
+    let outcome = TestRunner::new(config).run(&worlds, |world| {
         test(&world).map_err(|error| TestCaseError::fail(format!("{error:#}")))
     });
-    match played {
+    match outcome {
         Ok(()) => Ok(()),
         Err(TestError::Fail(why, world)) => bail!("PROPTEST_RNG_SEED={seed}: {why}\n{world}"),
         Err(TestError::Abort(why)) => bail!("PROPTEST_RNG_SEED={seed}: {why}"),

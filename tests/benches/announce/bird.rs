@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::agent::{self, NODE};
 use crate::heard::{Heard, Times, counted};
-use crate::{PATIENCE, quantiles};
+use crate::{TIMEOUT, quantiles};
 
 const SERVICES: usize = 5_000;
 const ENDPOINTS: usize = 4;
@@ -96,10 +96,10 @@ pub fn measure() -> Result<()> {
     let agent = start()?;
     // The session is established before the services exist: how soon BIRD connects is not measured.
     let run = folder.path().join("run/bird");
-    eventually("a configuration", PATIENCE, || Ok(run.join("bird.conf").exists()))?;
+    eventually("a configuration", TIMEOUT, || Ok(run.join("bird.conf").exists()))?;
     let tor = Bird::start(&router, folder.path(), "tor", ROUTER)?;
     let _bird = Bird::with(&node, &run.join("bird.conf"), &run.join("bird.ctl"))?;
-    eventually("a session", PATIENCE, || Ok(tor.established().unwrap_or_default() == 1))?;
+    eventually("a session", TIMEOUT, || Ok(tor.established().unwrap_or_default() == 1))?;
     counted(&router, BIRD, MAIN, 1)?;
     drop(agent);
     api.put_all(&(0..SERVICES).flat_map(|n| [service(n), slice(n, true)]).collect::<Vec<_>>())?;

@@ -9,7 +9,7 @@ use denizen_route::{MAIN, RouteChange, Routes};
 use denizen_tests::node::netns::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// How often routes are counted.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -58,8 +58,8 @@ impl Heard {
     pub fn of(&mut self, address: IpAddr, is_there: bool) -> Result<Times> {
         let (mut times, begun) = (Times::default(), Instant::now());
         while times.rules.is_none() || times.table.is_none() || times.router.is_none() {
-            ensure!(begun.elapsed() < PATIENCE, "{address}: {times:?}");
-            self.wait(PATIENCE)?;
+            ensure!(begun.elapsed() < TIMEOUT, "{address}: {times:?}");
+            self.wait(TIMEOUT)?;
             let now = Instant::now();
             let mut is_lost = false;
             if self.rules.changes()?.other_tables_changed {
@@ -109,7 +109,7 @@ fn wait<const N: usize>(raw: [RawFd; N], patience: Duration) -> Result<bool> {
 /// Waits until a route to this range is added; returns when that was notified.
 pub fn added(watch: &mut denizen_route::RouteWatch, range: &str) -> Result<Instant> {
     loop {
-        ensure!(wait([watch.as_raw_fd()], PATIENCE)?, "no route to {range}");
+        ensure!(wait([watch.as_raw_fd()], TIMEOUT)?, "no route to {range}");
         let (now, mut is_there) = (Instant::now(), false);
         watch.changes(|change| {
             is_there |=
@@ -135,7 +135,7 @@ pub fn counted(netns: &Netns, protocol: u8, table: u32, all: usize) -> Result<[I
         }
         match first {
             Some(first) if count >= all => return Ok([first, now]),
-            _ => ensure!(begun.elapsed() < PATIENCE, "{count} routes of {all}"),
+            _ => ensure!(begun.elapsed() < TIMEOUT, "{count} routes of {all}"),
         }
         std::thread::sleep(GLANCE);
     }

@@ -31,7 +31,7 @@ use denizen_tests::bench::Bench;
 use denizen_tests::bench::timing::{Samples, text};
 
 /// What has not come about by then never will.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 type Part = (&'static str, fn() -> Result<()>);
 

@@ -52,13 +52,13 @@ impl Notifications {
         Ok(Self { seen, changes })
     }
 
-    /// When each change was first notified; an error if one does not come within `patience` of
+    /// When each change was first notified; an error if one does not come within `timeout` of
     /// another.
-    pub fn all(&self, patience: Duration) -> Result<Vec<Instant>> {
+    pub fn all(&self, timeout: Duration) -> Result<Vec<Instant>> {
         let mut first = vec![None; self.changes];
         let mut missing = self.changes;
         while missing > 0 {
-            let next = self.seen.recv_timeout(patience);
+            let next = self.seen.recv_timeout(timeout);
             let (number, at) =
                 next.with_context(|| format!("{missing} changes never came to the kernel"))?;
             if first[number].is_none() {

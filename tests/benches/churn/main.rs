@@ -39,7 +39,7 @@ const MEMORY: f64 = 80.0;
 const LATENCY: Duration = Duration::from_millis(10);
 
 /// How long the first list and the last change may take to be programmed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     Bench { processes: &[(&["run", "status"], |_| denizen_agent::cli::run())], ..Bench::default() }
@@ -58,7 +58,7 @@ fn churn() -> Result<()> {
     let flags = ["--node-name", NODE];
     let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
     let begun = Instant::now();
-    let status = agent.programmed(PATIENCE, |_| true)?;
+    let status = agent.programmed(TIMEOUT, |_| true)?;
     ensure!(status["services"] == SERVICES, "not all are known: {status}");
     println!("{SERVICES} services of 4 endpoints, listed and programmed: {:.2?}", begun.elapsed());
     println!("memory then: {}", Memory::of(agent.pid())?);
@@ -72,7 +72,7 @@ fn churn() -> Result<()> {
         sent.push(Instant::now());
         api.put(&slice)?;
     }
-    let seen = notifications.all(PATIENCE)?;
+    let seen = notifications.all(TIMEOUT)?;
     let worked = time_worked(&agent)? - worked;
     let latencies =
         sent.iter().zip(&seen).map(|(sent, seen)| seen.saturating_duration_since(*sent));

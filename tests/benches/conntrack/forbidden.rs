@@ -23,7 +23,7 @@ const LINK: &str = "veth1";
 const INDEX: u32 = 1001;
 const MAC: &str = "02:00:00:00:00:01";
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long to wait after a change, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(3);
 
@@ -40,7 +40,7 @@ pub fn report() -> Result<()> {
     let (objects, flags) =
         (("--manifests", &*manifests), ["--node-name", NODE, "--network-policy=on"]);
     let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
-    agent.programmed(PATIENCE, |status| status["pods"] == 1)?;
+    agent.programmed(TIMEOUT, |status| status["pods"] == 1)?;
     node.run(|| ctnetlink::fill(FLOWS, flow))?;
     sleep(AFTER);
     show(&agent, "before")?;
@@ -114,7 +114,7 @@ fn record(node: &Namespace, run_dir: &Path) -> Result<()> {
         host_ports: Vec::new(),
         unknown: Default::default(),
     };
-    RunDir::create(run_dir)?.update(PATIENCE, |state| {
+    RunDir::create(run_dir)?.update(TIMEOUT, |state| {
         state.attachments.insert(record.id(), record);
     })?;
     Ok(())
@@ -137,7 +137,7 @@ fn forbidden() -> Result<usize> {
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let begun = Instant::now();
     while !is_so()? {
-        ensure!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        ensure!(begun.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}");
         sleep(Duration::from_millis(200));
     }
     Ok(())

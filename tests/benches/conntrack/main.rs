@@ -37,7 +37,7 @@ const FLOWS: u32 = 100_000;
 const STALE: u32 = 1_000;
 const SERVICES: u32 = 100;
 /// Searches for stale flows, each in a freshly filled table; the quickest counts.
-const LOOKS: usize = 5;
+const RUNS: usize = 5;
 const PIECE: usize = 1024;
 
 fn main() -> ExitCode {
@@ -56,7 +56,7 @@ fn stale() {
     println!("\n## {FLOWS} flows of UDP, {STALE} of them stale, {SERVICES} services\n");
     let namespace = Namespace::new();
     let best = |what: &str, job: fn() -> Duration| {
-        let runs = (0..LOOKS).map(|_| {
+        let runs = (0..RUNS).map(|_| {
             namespace.run(|| {
                 empty();
                 fill();
@@ -68,18 +68,18 @@ fn stale() {
         best.as_secs_f64()
     };
     let plain = best("conntrack -L", || program(&["-L", "-p", "udp", "-o", "id"]));
-    let others = best("conntrack -D of one dead endpoint's flows", || {
+    let deletion = best("conntrack -D of one dead endpoint's flows", || {
         program(&["-D", "-p", "udp", "-r", "10.9.0.1"])
     });
-    let ours = best("denizen: read, filter, delete", look);
+    let ours = best("denizen: read, filter, delete", find_stale);
     let idle = best("denizen: the same, with nothing stale left", || {
-        look();
-        look()
+        find_stale();
+        find_stale()
     });
     println!(
         "\nours is {:.2} of the plain listing, {:.2} of the deletion",
         ours / plain,
-        ours / others
+        ours / deletion
     );
     println!("with nothing stale: {:.2} of the plain listing", idle / plain);
 }
@@ -147,7 +147,7 @@ fn stale_of(
 }
 
 /// One search for stale flows, as the agent does it.
-fn look() -> Duration {
+fn find_stale() -> Duration {
     let (planner, candidates) = known();
     let mut conntrack = Conntrack::open(MarkBit::FORBIDDEN.mask()).expect("a netlink socket");
     let memory = || Memory::own().expect("this process has memory");

@@ -15,7 +15,7 @@ use crate::memory::{kernel, resident};
 /// How often each change is made.
 const TIMES: u32 = 101;
 /// How often the kernel's tables are read back.
-const LOOKS: u32 = 11;
+const RESYNCS: u32 = 11;
 /// Nodes on which the kernel's memory is measured. Other programs change it too, hence a median.
 const NODES: usize = 9;
 
@@ -47,7 +47,7 @@ fn measured(cluster: Cluster) -> Engine {
     for (what, is_disturbed) in
         [("a look while nobody else commits", false), ("a look after others' changes", true)]
     {
-        let samples: Samples = (0..LOOKS).map(|_| engine.look(is_disturbed)).collect();
+        let samples: Samples = (0..RESYNCS).map(|_| engine.resync(is_disturbed)).collect();
         line(what, text(samples.median()));
     }
     engine

@@ -17,7 +17,7 @@ use ipnetwork::IpNetwork;
 
 use crate::cluster::{APPS, Cluster, REPLICAS, app, from, interface, local_ip, remote_ip};
 use crate::engine::Engine;
-use crate::kube_router::{PROGRAMS, Shape, hook, load};
+use crate::kube_router::{KubeRouterRules, PROGRAMS, hook, load};
 use crate::tiers;
 
 const CONNECTIONS: usize = 3_000;
@@ -160,7 +160,7 @@ impl Enforcer {
                 Some(firewall_of(cluster, tiers))
             }
             Self::KubeRouter(program, count) => {
-                let shape = Shape {
+                let kube_router = KubeRouterRules {
                     policies: count,
                     selects: Box::new(|_, pod| pod < REPLICAS),
                     members: Box::new(move |n, peer| match (n + 1 == count, peer) {
@@ -168,7 +168,7 @@ impl Enforcer {
                         (_, _) => vec![remote_ip(n)],
                     }),
                 };
-                load(program, &shape.sets(), &shape.rules());
+                load(program, &kube_router.sets(), &kube_router.rules());
                 hook(program);
                 None
             }

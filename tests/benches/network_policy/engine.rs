@@ -65,7 +65,7 @@ impl Engine {
     }
 
     /// A resync: reads what the kernel holds if another program may have changed it.
-    pub fn look(&mut self, is_disturbed: bool) -> Duration {
+    pub fn resync(&mut self, is_disturbed: bool) -> Duration {
         if is_disturbed {
             self.firewall.note_foreign_change();
         }

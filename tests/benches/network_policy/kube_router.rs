@@ -19,7 +19,7 @@ const TIMES: usize = 3;
 pub const PROGRAMS: [&str; 2] = ["iptables-nft-restore", "iptables-legacy-restore"];
 
 /// The policies to enforce, in kube-router's terms.
-pub struct Shape {
+pub struct KubeRouterRules {
     pub policies: u32,
     /// Whether a policy selects a local pod.
     pub selects: Box<dyn Fn(u32, u32) -> bool>,
@@ -31,7 +31,7 @@ pub struct Shape {
 pub fn report(cluster: Cluster) {
     println!("\n## kube-router's shape for the same, each change\n");
     let Cluster { policies, remote, namespaces, tiers: _ } = cluster;
-    let shape = Shape {
+    let kube_router = KubeRouterRules {
         policies,
         selects: Box::new(move |policy, pod| {
             let app = pod / REPLICAS;
@@ -46,7 +46,7 @@ pub fn report(cluster: Cluster) {
             (0..remote).filter(is_peer).map(remote_ip).collect()
         }),
     };
-    let (sets, rules) = (shape.sets(), shape.rules());
+    let (sets, rules) = (kube_router.sets(), kube_router.rules());
     Namespace::new().run(move || {
         for program in PROGRAMS {
             let times: Samples =
@@ -56,7 +56,7 @@ pub fn report(cluster: Cluster) {
     });
 }
 
-impl Shape {
+impl KubeRouterRules {
     /// For `ipset restore`.
     pub fn sets(&self) -> String {
         let mut sets = String::new();

@@ -34,7 +34,7 @@ const CLIENTS: usize = 2;
 /// another thread, and both clients make ten thousand a second.
 const WAVE: u32 = 64;
 /// A connection that is not answered within this many milliseconds is an error.
-const PATIENCE: u16 = 2000;
+const ANSWER_TIMEOUT_MS: u16 = 2000;
 const TURNS: usize = 20;
 const TURN: Duration = Duration::from_millis(1500);
 /// Pause between two connections of the client that `trace` follows.
@@ -42,7 +42,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Of 20 differences in order, the true median lies between the 6th and the 15th with 96 %.
 const INTERVAL: [usize; 2] = [5, 14];
 /// How long anything is waited for.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of a load.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +76,7 @@ pub fn measure(fixture: &Fixture, agent: &Agent) -> Result<()> {
         let watched = load()?;
         watching.kill()?;
         let rules = || node.output("nft", &["list", "ruleset"]);
-        eventually("nobody looks", BOUND, || Ok(!rules()?.contains("nftrace")))?;
+        eventually("nobody looks", TIMEOUT, || Ok(!rules()?.contains("nftrace")))?;
         turns.push([alone, traced, watched]);
     }
     report("connections a second", &turns, |load| load.a_second);
@@ -124,7 +124,7 @@ fn load(fixture: &Fixture, to: SocketAddr, followed: SocketAddr) -> Result<Load>
     let clients = clients.collect::<Result<Vec<_>>>()?;
     while begun.elapsed() < TURN {
         std::thread::sleep(PAUSE);
-        let outcome = fixture.ask(Host::Remote, followed, Protocol::Tcp)?;
+        let outcome = fixture.probe(Host::Remote, followed, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     }
     stop.store(true, Ordering::Relaxed);
@@ -148,7 +148,7 @@ fn connect(to: SocketAddr, stop: &AtomicBool) -> Result<u32> {
         let wave = (0..WAVE).map(|_| begin(to)).collect::<io::Result<Vec<_>>>()?;
         for socket in &wave {
             let mut asked = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-            ensure!(poll(&mut asked, PATIENCE)? == 1, "a connection was not answered");
+            ensure!(poll(&mut asked, ANSWER_TIMEOUT_MS)? == 1, "a connection was not answered");
             if let Some(error) = socket.take_error()? {
                 bail!("a connection was refused: {error}");
             }

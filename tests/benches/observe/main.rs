@@ -26,7 +26,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Protocol;
 
 const ENTRIES: u32 = 100_000;
-const LOOKS: usize = 5;
+const RUNS: usize = 5;
 
 fn main() -> ExitCode {
     Bench { processes: &[(&["connections"], connections)], ..Bench::default() }.run(|_| observe())
@@ -73,8 +73,8 @@ fn table(fixture: &Fixture, agent: &Agent) -> Result<()> {
         &["--service", "default/dns"],
         &["--pod", "default/bridged"],
     ] {
-        let looks = (0..LOOKS).map(|_| look(node, agent, arguments));
-        let best = looks.collect::<Result<Vec<_>>>()?.into_iter().min().context("a look")?;
+        let runs = (0..RUNS).map(|_| run(node, agent, arguments));
+        let best = runs.collect::<Result<Vec<_>>>()?.into_iter().min().context("a run")?;
         let (took, memory) = best;
         let what = arguments.join(" ");
         println!("{what:<28}{:>8.1} ms{memory:>8} KiB at most", took.as_secs_f64() * 1e3);
@@ -83,7 +83,7 @@ fn table(fixture: &Fixture, agent: &Agent) -> Result<()> {
     Ok(())
 }
 
-fn look(node: &Netns, agent: &Agent, arguments: &[&str]) -> Result<(Duration, u64)> {
+fn run(node: &Netns, agent: &Agent, arguments: &[&str]) -> Result<(Duration, u64)> {
     let mut command = own_program("connections")?;
     command.arg("--run-dir").arg(agent.run_dir()).args(arguments).stdout(Stdio::null());
     let begun = Instant::now();

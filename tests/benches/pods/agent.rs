@@ -15,7 +15,7 @@ use denizen_tests::node::cni::Namespace;
 use crate::server::{self, ServedCluster, namespace_of};
 
 /// How long it may take until all is programmed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long to wait after the first load, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(2);
 
@@ -43,7 +43,7 @@ fn measured(cluster: ServedCluster, mode: &str) -> Result<Memory> {
     let start = |start: &str| {
         let mut agent = MeasuredAgent::start(&node, &program, &run_dir, objects, &flags)?;
         let begun = Instant::now();
-        let status = agent.programmed(PATIENCE, |status| status["pods"] == LOCAL)?;
+        let status = agent.programmed(TIMEOUT, |status| status["pods"] == LOCAL)?;
         let took = begun.elapsed();
         sleep(AFTER);
         let memory = Memory::of(agent.pid())?;
@@ -115,7 +115,7 @@ fn record(
     let batch = folder.join("links");
     std::fs::write(&batch, links)?;
     node.ip(&format!("-batch {}", batch.display()));
-    RunDir::create(run_dir)?.update(PATIENCE, |state| {
+    RunDir::create(run_dir)?.update(TIMEOUT, |state| {
         state.attachments.extend(records.into_iter().map(|record| (record.id(), record)));
     })?;
     Ok(())

@@ -15,7 +15,7 @@ use crate::programmed::started;
 
 const SERVICES: usize = 10_000;
 /// How long the agent may take to program them, in tenths of a second.
-const PATIENCE: usize = 600;
+const TIMEOUT_IN_TENTHS: usize = 600;
 
 /// What the kernel has allocated with kmalloc, in KiB: elements of sets, among others. Other
 /// programs' share changes too, so small differences mean nothing. `None` without `/proc/slabinfo`.
@@ -65,7 +65,7 @@ pub fn report() {
 
 /// Reads a process's memory once the process is ready, and ends it.
 fn resident(what: &str, mut process: Child, ready: impl Fn() -> Option<()>) {
-    let is_ready = (0..PATIENCE).find_map(|_| {
+    let is_ready = (0..TIMEOUT_IN_TENTHS).find_map(|_| {
         sleep(Duration::from_millis(100));
         let ended = process.try_wait().is_ok_and(|ended| ended.is_some());
         if ended { Some(false) } else { ready().map(|()| true) }

@@ -123,10 +123,10 @@ fn restart(facts: Vec<Event>) {
         text(again.observe),
         text(again.commit)
     );
-    look(&mut engine, "when nobody changed anything");
+    resync(&mut engine, "when nobody changed anything");
     let changed = Command::new("nft").args(["add", "table", "ip", "other"]).status();
     assert!(changed.expect("nft is installed").success());
-    look(&mut engine, "when somebody changed another table");
+    resync(&mut engine, "when somebody changed another table");
 }
 
 /// Replaces one endpoint of one service, again and again; `between` runs before each change.
@@ -140,13 +140,13 @@ pub fn endpoint_changes(engine: &mut Engine, facts: &[Event], between: &mut dyn 
     })
 }
 
-fn look(engine: &mut Engine, what: &str) {
-    let (pass, look) = cost(|| engine.program(SyncExtent::Full, ""));
+fn resync(engine: &mut Engine, what: &str) {
+    let (pass, took) = cost(|| engine.program(SyncExtent::Full, ""));
     pass.result.expect("the kernel can be read");
     println!(
         "  a look {what}: {} (reading {}); repaired: {}",
-        text(look.whole),
-        text(look.observe),
+        text(took.whole),
+        text(took.observe),
         pass.drift.elements
     );
 }

@@ -14,7 +14,7 @@ use crate::eventually::observed;
 use crate::node::netns::Netns;
 
 /// How long anything may take to be shown.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A command of `denizen-agent` that prints a line of JSON for each thing it sees. Dropping it
 /// kills it.
@@ -56,8 +56,8 @@ impl WatchCommand {
 
     /// Waits until the command has printed something that `is_it` accepts.
     pub fn until(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Result<Value> {
-        let look = || Ok(self.seen.lock().expect("nobody panics with it").clone());
-        let seen = observed(what, BOUND, look, |seen| seen.iter().any(&is_it))?;
+        let seen_so_far = || Ok(self.seen.lock().expect("nobody panics with it").clone());
+        let seen = observed(what, TIMEOUT, seen_so_far, |seen| seen.iter().any(&is_it))?;
         seen.into_iter().find(|event| is_it(event)).context("it was seen")
     }
 

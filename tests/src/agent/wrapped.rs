@@ -43,7 +43,7 @@ pub fn container(capabilities: &[String]) -> Command {
 }
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running agent. Dropping it kills the program in front of it.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl WrappedAgent {
     /// Waits until its status is as wished.
     pub fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Result<Value> {
         let is_so = |now: &Result<Value>| now.as_ref().is_ok_and(&so);
-        observed(what, PATIENCE, || Ok(self.status()), is_so)?
+        observed(what, TIMEOUT, || Ok(self.status()), is_so)?
     }
 
     /// The capabilities in effect of the process that the program in front started, as the kernel

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
 }
 
 fn parsed(words: &[String]) -> Result<CompareOptions> {
-    let (mut kube_proxy, mut mode, mut shape) = (None, KubeProxyMode::Nftables, false);
+    let (mut kube_proxy, mut mode, mut rules_only) = (None, KubeProxyMode::Nftables, false);
     let mut options = CompareOptions {
         denizen: PathBuf::new(),
         kube_proxy: None,
@@ -35,7 +35,7 @@ fn parsed(words: &[String]) -> Result<CompareOptions> {
     let mut words = words.iter();
     while let Some(word) = words.next() {
         if word == "--shape" {
-            shape = true;
+            rules_only = true;
             continue;
         }
         let value = words.next().with_context(|| format!("{word}: its value is missing"))?;
@@ -51,7 +51,7 @@ fn parsed(words: &[String]) -> Result<CompareOptions> {
             _ => bail!("what is {word}?"),
         }
     }
-    ensure!(shape != kube_proxy.is_some(), "either --kube-proxy FILE or --shape");
+    ensure!(rules_only != kube_proxy.is_some(), "either --kube-proxy FILE or --shape");
     options.kube_proxy = kube_proxy.map(|program| (program, mode));
     Ok(options)
 }

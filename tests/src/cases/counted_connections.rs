@@ -15,7 +15,7 @@ use crate::packets::probe::{Probe, SILENCE};
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// How long anything may take to have an effect. An emulated processor takes its time.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The series of a service.
 fn series(name: &str, family: &str) -> String {
@@ -61,13 +61,13 @@ pub fn are_counted(
             let found = text.lines().find_map(|line| line.strip_prefix(&series));
             Ok(found.map(str::parse).transpose()?)
         };
-        observed(&series, BOUND, value, |value| *value == Some(count)).map(drop)
+        observed(&series, TIMEOUT, value, |value| *value == Some(count)).map(drop)
     };
     let (client, _) = fixture.place(Host::Bridged);
     let ask = |number: u8, times: usize| -> Result<()> {
         for service in service_ips(number).into_iter().cycle().take(2 * times) {
             let to = SocketAddr::new(service, 80);
-            let outcome = Probe::tcp(to).patience(SILENCE).ask_in(client);
+            let outcome = Probe::tcp(to).timeout(SILENCE).send_in(client);
             ensure!(outcome.endpoint().is_some() == (number != 12), "{to}: {outcome:?}");
         }
         Ok(())
@@ -78,7 +78,7 @@ pub fn are_counted(
     let own = fixture.address(Host::ThisNode, service_ips(10)[0])?;
     let at_node = SocketAddr::new(own, 30_080);
     let (outside, _) = fixture.place(Host::Outside);
-    let outcome = Probe::tcp(at_node).ask_in(outside);
+    let outcome = Probe::tcp(at_node).send_in(outside);
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     for (name, family, count) in [
         ("web", "IPv4", 4.0),
@@ -100,5 +100,5 @@ pub fn are_counted(
     ensure!(status["driftRepaired"] == 0, "{status:#}");
     cluster.manifests.remove("web")?;
     let gone = || Ok(!scrape(node)?.contains("service=\"web\""));
-    eventually("its series are gone", BOUND, gone)
+    eventually("its series are gone", TIMEOUT, gone)
 }

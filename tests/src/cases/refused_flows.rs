@@ -19,7 +19,7 @@ use crate::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule, Policy
 const DNS: [Port; 1] = [Port::tcp("dns", 80, PORT).over(Protocol::Udp)];
 
 /// How long anything may take to have an effect.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const LONELY: u8 = 99;
 const FAR: u8 = 98;
@@ -144,7 +144,7 @@ pub fn are_shown(fixture: &Fixture, agent: &Agent, sent: &[SentFlow], times: u64
         (rows.len() == 1).then(|| rows[0].clone())
     };
     let mut last = Value::Null;
-    let arrived = eventually("all packets are counted", BOUND, || {
+    let arrived = eventually("all packets are counted", TIMEOUT, || {
         last = flows(fixture, agent)?;
         Ok(sent.iter().all(|flow| {
             of(&last, flow).is_some_and(|row| row["packets"] == flow.datagrams * times)

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::ground::{Ground, NODE};
+use super::test_bed::{NODE, TestBed};
 use crate::kernel::iptables::Variant;
 use crate::packets::http;
 use crate::peers::api::release;
@@ -57,7 +57,7 @@ pub enum Contender {
         mode: KubeProxyMode,
     },
     /// `nft -f` of the rules that kube-proxy's nftables mode would write: the kernel's part alone.
-    Shape,
+    KubeProxyRules,
 }
 
 /// A contender that runs. It ends with this value.
@@ -76,50 +76,50 @@ impl Contender {
                 let release = release(program).map(|release| format!(" {release}"));
                 format!("kube-proxy{} ({})", release.unwrap_or_default(), mode.name())
             }
-            Self::Shape => "nft -f of kube-proxy's rules".to_owned(),
+            Self::KubeProxyRules => "nft -f of kube-proxy's rules".to_owned(),
         }
     }
 
     /// Starts it on the node.
-    pub fn start(&self, ground: &Ground) -> Result<RunningContender> {
-        let folder = ground.folder.path();
+    pub fn start(&self, test_bed: &TestBed) -> Result<RunningContender> {
+        let folder = test_bed.folder.path();
         let log = folder.join("log");
         let mut command = match self {
-            Self::Denizen { program } => denizen(program, ground),
+            Self::Denizen { program } => denizen(program, test_bed),
             Self::KubeProxy { program, mode } => {
                 let mut command = Command::new(program);
-                command.arg("--config").arg(kube_proxy_config(*mode, ground)?);
+                command.arg("--config").arg(kube_proxy_config(*mode, test_bed)?);
                 command
             }
-            Self::Shape => {
-                nftables::start(&rules(ground, 0))?;
+            Self::KubeProxyRules => {
+                nftables::start(&rules(test_bed, 0))?;
                 return Ok(RunningContender { child: None, log });
             }
         };
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
-        let child = ground.node.run(|| command.spawn())?;
+        let child = test_bed.node.run(|| command.spawn())?;
         let child = child.with_context(|| format!("cannot run {:?}", command.get_program()))?;
         Ok(RunningContender { child: Some(child), log })
     }
 
     /// An error if kube-proxy works in another mode: old ones fall back to iptables where the
     /// kernel has no IPVS.
-    pub fn check_mode(&self, ground: &Ground) -> Result<()> {
+    pub fn check_mode(&self, test_bed: &TestBed) -> Result<()> {
         let Self::KubeProxy { mode, .. } = self else { return Ok(()) };
         let url = http::url(Ipv4Addr::LOCALHOST.into(), METRICS, "/proxyMode");
-        let found = http::fetch(&ground.node, &url, &[])?.body;
+        let found = http::fetch(&test_bed.node, &url, &[])?.body;
         ensure!(found.trim() == mode.name(), "it works in mode {found} instead");
         Ok(())
     }
 
     /// Replaces the last service's endpoint: this is change number `changes`.
-    pub fn change(&self, ground: &Ground, changes: usize) -> Result<()> {
+    pub fn change(&self, test_bed: &TestBed, changes: usize) -> Result<()> {
         match self {
-            Self::Denizen { .. } | Self::KubeProxy { .. } => ground.change(changes),
-            Self::Shape => {
-                let (before, now) = (ground.served(changes - 1), ground.served(changes));
+            Self::Denizen { .. } | Self::KubeProxy { .. } => test_bed.change(changes),
+            Self::KubeProxyRules => {
+                let (before, now) = (test_bed.served(changes - 1), test_bed.served(changes));
                 let (before, now) = before.last().zip(now.last()).context("a service")?;
-                nftables::replace(&rules(ground, changes), before, now)
+                nftables::replace(&rules(test_bed, changes), before, now)
             }
         }
     }
@@ -161,34 +161,34 @@ fn reason(log: &str) -> &str {
 }
 
 /// Denizen with services only, to be comparable with kube-proxy.
-fn denizen(program: &Path, ground: &Ground) -> Command {
+fn denizen(program: &Path, test_bed: &TestBed) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--node-name", NODE, "--network-policy=off", "--cni-cache-dir="]);
-    command.arg("--run-dir").arg(ground.folder.path().join("run"));
-    command.arg("--kubeconfig").arg(ground.kubeconfig());
+    command.arg("--run-dir").arg(test_bed.folder.path().join("run"));
+    command.arg("--kubeconfig").arg(test_bed.kubeconfig());
     command
 }
 
-fn kube_proxy_config(mode: KubeProxyMode, ground: &Ground) -> Result<PathBuf> {
+fn kube_proxy_config(mode: KubeProxyMode, test_bed: &TestBed) -> Result<PathBuf> {
     let config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "mode": mode.name(), "hostnameOverride": NODE,
-        "clientConnection": { "kubeconfig": ground.kubeconfig() },
+        "clientConnection": { "kubeconfig": test_bed.kubeconfig() },
         // A mode of local detection that every release has.
         "detectLocalMode": "ClusterCIDR", "clusterCIDR": NOBODY,
         // The machine's own limits stay as they are.
         "conntrack": { "maxPerCore": 0 },
     });
-    let path = ground.folder.path().join("kube-proxy.yaml");
+    let path = test_bed.folder.path().join("kube-proxy.yaml");
     fs::write(&path, config.to_string())?;
     Ok(path)
 }
 
-fn rules(ground: &Ground, changes: usize) -> KubeProxy<'_> {
+fn rules(test_bed: &TestBed, changes: usize) -> KubeProxy<'_> {
     KubeProxy {
-        node: &ground.node,
+        node: &test_bed.node,
         variant: Variant::Nft,
-        services: ground.served(changes),
+        services: test_bed.served(changes),
         cluster_cidr: NOBODY,
     }
 }

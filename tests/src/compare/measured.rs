@@ -8,13 +8,13 @@ use anyhow::{Context, Result, ensure};
 
 use super::CompareOptions;
 use super::contender::{Contender, RunningContender};
-use super::ground::Ground;
+use super::test_bed::TestBed;
 use crate::bench::Memory;
 use crate::bench::timing::{Samples, timed};
 use crate::packets::probe::Probe;
 
 /// The longest that anything may take.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// How long to wait after the first load, so that memory taken right after it is counted too.
 const AFTER: Duration = Duration::from_secs(2);
 /// Pause between two changes: by default kube-proxy syncs at most once a second.
@@ -43,30 +43,30 @@ pub struct Figures {
 /// Measures a contender.
 pub fn measured(
     contender: &Contender,
-    ground: &Ground,
+    test_bed: &TestBed,
     options: &CompareOptions,
 ) -> Result<Figures> {
-    let received = ground.received()?;
+    let received = test_bed.received()?;
     let begun = Instant::now();
-    let mut running = contender.start(ground)?;
-    until_answered(ground, &mut running, ground.endpoint(0)).context("at the start")?;
+    let mut running = contender.start(test_bed)?;
+    until_answered(test_bed, &mut running, test_bed.endpoint(0)).context("at the start")?;
     let start = begun.elapsed();
     sleep(AFTER);
-    contender.check_mode(ground)?;
+    contender.check_mode(test_bed)?;
     let memory = running.pid().map(Memory::of).transpose()?;
-    let at_start = ground.received()? - received;
-    let connect = connections(ground, options.connections)?;
-    let before = ground.received()?;
+    let at_start = test_bed.received()? - received;
+    let connect = connections(test_bed, options.connections)?;
+    let before = test_bed.received()?;
     let changes = (1..=options.changes).map(|number| {
         sleep(PAUSE);
         let begun = Instant::now();
-        contender.change(ground, number)?;
-        until_answered(ground, &mut running, ground.endpoint(number))?;
+        contender.change(test_bed, number)?;
+        until_answered(test_bed, &mut running, test_bed.endpoint(number))?;
         Ok(begun.elapsed())
     });
     let changes: Samples = changes.collect::<Result<Vec<_>>>()?.into_iter().collect();
     sleep(PAUSE);
-    let of_change = (ground.received()? - before) / options.changes.max(1) as u64;
+    let of_change = (test_bed.received()? - before) / options.changes.max(1) as u64;
     Ok(Figures {
         start,
         change: changes.median(),
@@ -78,28 +78,28 @@ pub fn measured(
 
 /// Waits until the last service is answered by this endpoint.
 fn until_answered(
-    ground: &Ground,
+    test_bed: &TestBed,
     running: &mut RunningContender,
     endpoint: SocketAddr,
 ) -> Result<()> {
-    let probe = Probe::tcp(ground.last()).patience(ANSWER);
-    ground.client.run(|| {
+    let probe = Probe::tcp(test_bed.last()).timeout(ANSWER);
+    test_bed.client.run(|| {
         let begun = Instant::now();
         loop {
-            let outcome = probe.ask();
+            let outcome = probe.send();
             if outcome.endpoint() == Some(endpoint) {
                 return Ok(());
             }
             running.is_alive()?;
-            ensure!(begun.elapsed() < PATIENCE, "{endpoint} does not answer: {outcome:?}");
+            ensure!(begun.elapsed() < TIMEOUT, "{endpoint} does not answer: {outcome:?}");
             sleep(POLL);
         }
     })?
 }
 
-fn connections(ground: &Ground, count: usize) -> Result<Samples> {
-    let probe = Probe::tcp(ground.last());
-    ground.client.run(|| {
+fn connections(test_bed: &TestBed, count: usize) -> Result<Samples> {
+    let probe = Probe::tcp(test_bed.last());
+    test_bed.client.run(|| {
         let connect = |_| {
             let (stream, took) = timed(|| probe.connect());
             stream.map(|_| took)

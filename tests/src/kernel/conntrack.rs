@@ -113,8 +113,8 @@ impl KeptFlow {
     }
 
     /// Sends once more, and returns the outcome.
-    pub fn ask(&self) -> Outcome {
-        self.probe.ask_through(&self.socket, self.port)
+    pub fn send(&self) -> Outcome {
+        self.probe.send_through(&self.socket, self.port)
     }
 
     /// The port it sends from.

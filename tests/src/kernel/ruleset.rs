@@ -129,7 +129,7 @@ pub struct Monitor {
 const MARKER: &str = "denizen-test-marker";
 
 /// How long a marker may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MARKER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Monitor {
     /// Listens from now on.
@@ -145,7 +145,7 @@ impl Monitor {
 
     /// Every change since the last call, a line each as nft writes them.
     pub fn changes(&self, node: &Netns) -> Result<Vec<String>> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + MARKER_TIMEOUT;
         let mut changes = Vec::new();
         node.nft(&format!("table inet {MARKER} {{}}"))?;
         node.nft(&format!("delete table inet {MARKER}"))?;

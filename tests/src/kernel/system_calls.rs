@@ -83,18 +83,18 @@ pub fn stopped_behind(pid: Pid, count: usize, begin: impl FnOnce() -> Result<()>
     followed(pid, begin, |sent| Ok(sent >= count))
 }
 
-/// Calls `look` whenever the first thread of process `pid` has sent through a netlink socket,
+/// Calls `probe` whenever the first thread of process `pid` has sent through a netlink socket,
 /// counted from `begin`; the thread stands still meanwhile. Ends when the thread sends nothing
 /// more, and lets it go on. Returns how often it sent.
 ///
 /// # Errors
-/// The kernel's, that of `begin`, that of `look`, and when the process fails.
+/// The kernel's, that of `begin`, that of `probe`, and when the process fails.
 pub fn at_each_message(
     pid: Pid,
     begin: impl FnOnce() -> Result<()>,
-    mut look: impl FnMut(usize) -> Result<()>,
+    mut probe: impl FnMut(usize) -> Result<()>,
 ) -> Result<usize> {
-    match followed(pid, begin, |sent| look(sent).map(|()| false))? {
+    match followed(pid, begin, |sent| probe(sent).map(|()| false))? {
         Sent::Only(count) => Ok(count),
         Sent::Stopped => bail!("stopped, although nobody wanted it to"),
     }

@@ -11,7 +11,7 @@ use crate::kernel::ruleset::tables;
 use crate::node::netns::Netns;
 
 /// How long anything may take.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A process that owns a table, which the kernel lets nobody else change. Both go with this value.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl TableOwner {
         let input = owner.0.stdin.as_mut().context("no standard input")?;
         writeln!(input, "add table {table} {{ flags owner; }}")?;
         let name = format!("table {table}");
-        eventually("it has its table", BOUND, || Ok(tables(node)?.contains(&name)))?;
+        eventually("it has its table", TIMEOUT, || Ok(tables(node)?.contains(&name)))?;
         Ok(owner)
     }
 

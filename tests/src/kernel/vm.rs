@@ -20,7 +20,7 @@ use crate::test_length;
 /// What `guest` prints last when all went well.
 pub const VERDICT: &str = "the guest's verdict: all is well";
 
-/// The words by which `guest` reports a play that fails.
+/// The words by which `guest` reports a test that fails.
 pub const FAILED: &str = "FAILED after";
 
 /// How long a guest may take. It takes some minutes; the machine may be slow, or busy.
@@ -63,7 +63,7 @@ impl Processors {
     }
 }
 
-/// The variable that tells the guest what to play.
+/// The variable that tells the guest what to run.
 pub const BOOT: &str = "BOOT";
 
 /// A value of [`BOOT`]: an ordinary node.
@@ -84,10 +84,10 @@ pub const BENCH: &str = "bench";
 /// The guest's variable for how many services [`BENCH`] has.
 pub const SERVICES: &str = "SERVICES";
 
-/// The guest's variable for a part of a play's [`word`]: no other play runs.
+/// The guest's variable for a part of a test's [`word`]: no other test runs.
 pub const ONLY: &str = "ONLY";
 
-/// To run one play only, set this variable to a part of its name.
+/// To run one test only, set this variable to a part of its name.
 const ONLY_OUTSIDE: &str = "DENIZEN_GUEST_PLAY";
 
 /// Where the programs are in the guest. Words of the command line that the kernel does not know
@@ -141,12 +141,12 @@ impl Drop for Machine {
     }
 }
 
-/// A play's name as one word of a kernel's command line.
+/// A test's name as one word of a kernel's command line.
 pub fn word(name: &str) -> String {
     name.to_lowercase().replace(' ', "_")
 }
 
-/// Boots the guest to play this [`BOOT`], with `words` also on its kernel's command line, and waits
+/// Boots the guest to run this [`BOOT`], with `words` also on its kernel's command line, and waits
 /// until it has switched itself off. Its output goes to standard error as it comes.
 ///
 /// # Errors

@@ -32,7 +32,7 @@ const NODE: &str = "node-1";
 const ADDRESS: &str = "192.168.0.2";
 const API: &str = "192.168.0.1:6443";
 /// The agent must make its first rules beside the busy loops.
-const STARTING: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The node. No pod is attached yet.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl BusyNode {
         };
         let mut agent = Agent::spawn(&node, settings)?;
         agent.quiet();
-        agent.wait_programmed(STARTING)?;
+        agent.wait_programmed(START_TIMEOUT)?;
         let groups = Groups::new(millis)?;
         groups.agent.take(agent.pid())?;
         groups.elsewhere.take(std::process::id())?;

@@ -157,11 +157,11 @@ pub type Refusal = Value;
 
 /// What `child` answered: its result, null where it printed nothing, or its error object.
 pub fn finish(child: Child) -> Result<Value, Refusal> {
-    finish_saying(child).map(|(answer, _)| answer)
+    finish_with_stderr(child).map(|(answer, _)| answer)
 }
 
 /// The same, with what the plugin wrote to standard error.
-pub fn finish_saying(child: Child) -> Result<(Value, String), Refusal> {
+pub fn finish_with_stderr(child: Child) -> Result<(Value, String), Refusal> {
     let Output { status, stdout, stderr } = child.wait_with_output().expect("a plugin ends");
     let [printed, output] =
         [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

@@ -145,9 +145,9 @@ impl Fixture {
     }
 
     /// Connects from `who` and its own address to `to`.
-    pub fn ask(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
+    pub fn probe(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Outcome> {
         let probe = Probe { protocol, ..Probe::tcp(to) };
-        Ok(probe.from(self.address(who, to.ip())?).ask_in(self.place(who).0))
+        Ok(probe.from(self.address(who, to.ip())?).send_in(self.place(who).0))
     }
 
     /// What `explain` says of a connection from `who` and its own address.
@@ -238,7 +238,7 @@ pub fn service_ips(number: u8) -> [IpAddr; 2] {
 /// Whether the node treats `pod` as local: its first packets to service 10 keep their source.
 pub fn is_local(pod: &Pod) -> bool {
     service_ips(10).into_iter().all(|service| {
-        let seen = Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns).seen();
+        let seen = Probe::tcp(SocketAddr::new(service, 80)).send_in(&pod.netns).seen();
         seen.is_some() && seen == pod.address_like(service)
     })
 }

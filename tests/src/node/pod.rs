@@ -207,7 +207,7 @@ impl Pod {
     /// DEL by the last plugin alone. Returns what the plugin wrote to standard error.
     pub fn forget_last(&self, node: &Netns) -> Result<String> {
         let last = self.chain.plugins.last().context("the chain is not empty")?;
-        let done = self.chain.call_saying(node, &self.call, "DEL", last, Some(&self.result));
+        let done = self.chain.call_with_stderr(node, &self.call, "DEL", last, Some(&self.result));
         done.map(|(_, output)| output).map_err(failed("DEL"))
     }
 

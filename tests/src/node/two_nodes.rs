@@ -22,7 +22,7 @@ use crate::node::world::ip;
 use crate::policy::NodeObject;
 
 /// How long programming may take: an emulated processor has to load the kernel's modules first.
-const SETTLING: Duration = Duration::from_secs(90);
+const PROGRAMMING_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Both nodes.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl NodeHost {
 
     /// Starts the agent, the firewall on, and waits until it has programmed the kernel.
     pub fn start_agent(&mut self, objects: Objects, flags: &[&str]) -> Result<()> {
-        self.spawn_agent(objects, flags)?.wait_programmed(SETTLING)
+        self.spawn_agent(objects, flags)?.wait_programmed(PROGRAMMING_TIMEOUT)
     }
 
     /// The same, but waits for nothing.
@@ -219,7 +219,7 @@ impl NodeHost {
                 && policy["pending"] == 0
                 && so(status)
         };
-        observed("settled", SETTLING, status, is_settled).map(drop)
+        observed("settled", PROGRAMMING_TIMEOUT, status, is_settled).map(drop)
     }
 
     /// The running agent.

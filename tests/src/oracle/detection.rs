@@ -19,7 +19,7 @@ use crate::oracle::flows::table::Backend;
 
 pub use self::context::MatrixContext;
 pub use self::frontend::{FRONTENDS, Frontend, KEPT, Seen, WITH_EGRESS};
-pub use self::packets::{Played, play};
+pub use self::packets::{CheckedPackets, check_row};
 pub use self::table::{DetectedSender, MATRIX, Row, SENDERS};
 
 /// The settings of an agent with this mode.
@@ -28,34 +28,34 @@ pub fn settings(context: &MatrixContext, backend: Backend, mode: &str) -> Settin
     context.fixture.cluster.settings_with(flags)
 }
 
-/// Plays these rows in one world, with one agent after another: no mode leaves anything behind for
+/// Checks these rows in one world, with one agent after another: no mode leaves anything behind for
 /// the next one.
-pub fn play_rows(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
+pub fn check_rows(label: &str, backend: Backend, rows: &[Row]) -> Result<CheckedPackets> {
     let context = MatrixContext::new(label)?;
     let node = &context.fixture.cluster.world.node;
-    let mut sum = Played::default();
+    let mut sum = CheckedPackets::default();
     for row in rows {
         let agent = Agent::start(node, settings(&context, backend, row.mode))?;
-        let played = play(&context, &agent, row, &FRONTENDS);
-        sum.add(played.with_context(|| format!("{backend:?}"))?);
+        let result = check_row(&context, &agent, row, &FRONTENDS);
+        sum.add(result.with_context(|| format!("{backend:?}"))?);
         agent.terminate()?;
     }
     Ok(sum)
 }
 
-/// Plays these rows with egress masquerade configured: in every mode, exactly the senders that are
+/// Checks these rows with egress masquerade configured: in every mode, exactly the senders that are
 /// taken for local pods are masqueraded on the way out.
-pub fn play_egress(label: &str, backend: Backend, rows: &[Row]) -> Result<Played> {
+pub fn check_egress(label: &str, backend: Backend, rows: &[Row]) -> Result<CheckedPackets> {
     let context = MatrixContext::new(label)?;
     let node = &context.fixture.cluster.world.node;
     let file = context.fixture.cluster.run_dir().join("egress.yaml");
     std::fs::write(&file, KEPT)?;
-    let mut sum = Played::default();
+    let mut sum = CheckedPackets::default();
     for row in rows {
         let mut settings = settings(&context, backend, row.mode);
         settings.flags.push(format!("--egress-masquerade-config={}", file.display()));
         let agent = Agent::start(node, settings)?;
-        sum.add(play(&context, &agent, row, &WITH_EGRESS)?);
+        sum.add(check_row(&context, &agent, row, &WITH_EGRESS)?);
         agent.terminate()?;
     }
     Ok(sum)

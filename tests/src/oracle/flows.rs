@@ -1,8 +1,8 @@
 //! The table of packets, `tests/flows.json`: what a service proxy does with them, case by case, and
-//! how each is played with real connections.
+//! how each is run with real connections.
 
 mod context;
-mod play;
+mod run;
 pub mod table;
 
-pub use play::play;
+pub use run::run_cases;

@@ -17,6 +17,6 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-pub use hooks::{Arrival, Layer, ReadEnd, ReadFate, Reader, Stop};
+pub use hooks::{Arrival, HookFamily, HookVisit, ReadEnd, ReadFate, Reader};
 pub use packet::ReadPacket;
 pub use value::PacketType;

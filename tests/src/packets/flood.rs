@@ -34,7 +34,7 @@ const ROUND: Duration = Duration::from_millis(50);
 const AGAIN: usize = 10;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running flood. Dropping it ends it.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Flood {
         }
         let flood = Self { stop, made, threads };
         let all = clients.len() * each;
-        observed("all connections are made", PATIENCE, || Ok(flood.made()), |made| *made >= all)?;
+        observed("all connections are made", TIMEOUT, || Ok(flood.made()), |made| *made >= all)?;
         Ok(flood)
     }
 

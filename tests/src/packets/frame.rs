@@ -113,8 +113,8 @@ impl FrameSocket {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn heard(&self, texts: &[String], patience: Duration) -> Result<BTreeSet<usize>> {
-        let mut end = Instant::now() + patience;
+    pub fn heard(&self, texts: &[String], timeout: Duration) -> Result<BTreeSet<usize>> {
+        let mut end = Instant::now() + timeout;
         let mut buffer = vec![0; 65_536];
         let mut missing: BTreeSet<usize> = (0..texts.len()).collect();
         while !missing.is_empty() {
@@ -132,7 +132,7 @@ impl FrameSocket {
             let found = missing.iter().copied().find(|number| has(texts[*number].as_bytes()));
             if let Some(number) = found {
                 missing.remove(&number);
-                end = Instant::now() + patience;
+                end = Instant::now() + timeout;
             }
         }
         Ok((0..texts.len()).filter(|number| !missing.contains(number)).collect())

@@ -127,7 +127,7 @@ fn work(
             port: if *protocol == Protocol::Udp { port } else { 0 },
             ..Probe::tcp(*to)
         }
-        .ask();
+        .send();
         if !accept(&outcome) {
             tally.failed += 1;
             if tally.examples.len() < REMEMBERED {

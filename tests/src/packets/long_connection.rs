@@ -12,7 +12,7 @@ use crate::node::fixture::{Fixture, Host, every_protocol, every_way};
 use crate::node::manifest::Port;
 use crate::node::netns::Netns;
 use crate::packets::load::Load;
-use crate::packets::probe::{PATIENCE, Probe, Protocol};
+use crate::packets::probe::{ANSWER_TIMEOUT, Probe, Protocol};
 
 /// The port of the echo server.
 pub const ECHO: u16 = 9000;
@@ -80,7 +80,7 @@ impl LongConnection {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
             socket.set_reuse_address(true)?;
             socket.bind(&SocketAddr::new(any, port).into())?;
-            socket.connect_timeout(&to.into(), PATIENCE)?;
+            socket.connect_timeout(&to.into(), ANSWER_TIMEOUT)?;
             Ok(socket)
         })?;
         Self::over(socket.with_context(|| format!("from port {port} to {to}"))?.into())

@@ -21,7 +21,7 @@ use crate::packets::sctp;
 use crate::packets::server::receive_from;
 
 /// How long an answer may take. A probe waits this long only if a packet is lost.
-pub const PATIENCE: Duration = Duration::from_secs(4);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long to wait for an answer that should not come. Shorter than TCP's first retransmission, so
 /// that a packet of which only the second try gets through counts as lost.
@@ -133,21 +133,21 @@ pub struct Probe {
     /// Where to.
     pub to: SocketAddr,
     /// How long to wait for each step.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Probe {
-    /// A probe over TCP, with the usual patience.
+    /// A probe over TCP, with the usual timeout.
     pub fn tcp(to: SocketAddr) -> Self {
-        Self { protocol: Protocol::Tcp, from: None, port: 0, to, patience: PATIENCE }
+        Self { protocol: Protocol::Tcp, from: None, port: 0, to, timeout: ANSWER_TIMEOUT }
     }
 
-    /// A probe over UDP, with the usual patience.
+    /// A probe over UDP, with the usual timeout.
     pub fn udp(to: SocketAddr) -> Self {
         Self { protocol: Protocol::Udp, ..Self::tcp(to) }
     }
 
-    /// A probe over SCTP, with the usual patience.
+    /// A probe over SCTP, with the usual timeout.
     pub fn sctp(to: SocketAddr) -> Self {
         Self { protocol: Protocol::Sctp, ..Self::tcp(to) }
     }
@@ -158,22 +158,22 @@ impl Probe {
         Self { from: Some(source), ..self }
     }
 
-    /// The same probe with another patience.
+    /// The same probe with another timeout.
     #[must_use]
-    pub fn patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Probes from inside `namespace`.
     ///
     /// # Panics
     /// When the namespace cannot be entered: then there is no outcome.
-    pub fn ask_in(self, namespace: &Netns) -> Outcome {
-        namespace.run(|| self.ask()).expect("a namespace of ours can be entered")
+    pub fn send_in(self, namespace: &Netns) -> Outcome {
+        namespace.run(|| self.send()).expect("a namespace of ours can be entered")
     }
 
     /// Probes from the namespace that this thread is in.
-    pub fn ask(self) -> Outcome {
+    pub fn send(self) -> Outcome {
         let answer = match self.protocol {
             Protocol::Tcp => self.connect().and_then(|stream| self.read_line(stream)),
             Protocol::Udp => self.connected().and_then(|socket| self.datagram(&socket)),
@@ -218,7 +218,7 @@ impl Probe {
     /// kept as a "soft" error that wakes nobody until the retransmission a second later: so this
     /// function also polls for errors, and does not only wait.
     fn until_connected(self, socket: &Socket) -> io::Result<()> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         let mut step = Duration::from_millis(1);
         loop {
             let mut ready = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
@@ -247,7 +247,7 @@ impl Probe {
                 SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
             }
         }
-        socket.set_read_timeout(Some(self.patience))?;
+        socket.set_read_timeout(Some(self.timeout))?;
         Ok(socket)
     }
 
@@ -284,7 +284,7 @@ impl Probe {
     }
 
     /// Probes once through a [connected](Self::connected) socket; over SCTP, from this port.
-    pub(crate) fn ask_through(self, socket: &Socket, port: u16) -> Outcome {
+    pub(crate) fn send_through(self, socket: &Socket, port: u16) -> Outcome {
         let _turn = Self::sctp_turn();
         // An earlier refusal is not the outcome of this probe.
         let _ = socket.take_error();
@@ -327,7 +327,7 @@ impl Probe {
     fn chunk(self, socket: &Socket, port: u16) -> io::Result<String> {
         let init = sctp::init(port, self.to.port(), u32::from(port) + 1);
         socket.send(&init).or_else(|error| refusal(socket, error))?;
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         let mut buffer = [0; 2048];
         while Instant::now() < deadline {
             let (length, _) = receive_from(socket, &mut buffer)?;

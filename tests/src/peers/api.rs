@@ -6,7 +6,7 @@
 //! | `kinds` | which resources there are |
 //! | `select` | label and field selectors |
 //! | `store` | objects, their history, and what it looks like to who selects |
-//! | `manners` | how the server behaves, and what it was asked |
+//! | `behaviour` | how the server behaves, and what it was asked |
 //! | `answer` | a request's answer |
 //! | `change` | POST, PUT, PATCH and DELETE, for kubectl |
 //! | `watch` | the body of a watch |
@@ -18,11 +18,11 @@
 //! | `upstream` | requests that the tests' own server passes on to a real one |
 
 mod answer;
+mod behaviour;
 mod change;
 pub mod context;
 pub mod exec;
 mod kinds;
-mod manners;
 mod real;
 mod select;
 mod server;
@@ -36,7 +36,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
-pub use self::manners::{CutPoint, Manners, ReceivedRequest};
+pub use self::behaviour::{CutPoint, ReceivedRequest, ServerBehaviour};
 pub use self::real::{AGENT, RealServer, assets, release};
 pub use self::server::ApiServer;
 pub use self::tls::Authority;

@@ -41,7 +41,7 @@ pub enum ContainerImage {
 }
 
 /// How long containerd may take to start on a busy machine.
-const STARTING: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes the mounts, and then starts containerd. Mounts are shared, as with systemd, but with
 /// nobody outside. Arguments: the folders that become `/var/lib` and `/var/lib/cni`, and the
@@ -151,7 +151,7 @@ impl Containerd {
             ensure!(result.is_ok() || self.child.try_wait()?.is_none(), "it has ended: {result:?}");
             Ok(result)
         };
-        observed(what, STARTING, try_it, Result::is_ok).with_context(|| self.log())?
+        observed(what, START_TIMEOUT, try_it, Result::is_ok).with_context(|| self.log())?
     }
 
     /// Imports denizen's image, as `tests/image` built it.

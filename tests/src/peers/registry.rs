@@ -17,11 +17,11 @@ use crate::packets::http::fetch;
 pub const REGISTRY: &str = "127.0.0.1:5000";
 
 /// How long the registry may take to start on a busy machine.
-const STARTING: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How the registry treats its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RegistryManners {
+pub enum RegistryMode {
     /// It accepts everything.
     Open,
     /// It accepts no uploads.
@@ -38,7 +38,7 @@ pub struct Registry {
 
 impl Registry {
     /// Starts a registry on this host, with its content in `folder`, and waits until it answers.
-    pub fn start(host: &Netns, folder: &Path, manners: RegistryManners) -> Result<Self> {
+    pub fn start(host: &Netns, folder: &Path, mode: RegistryMode) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let users = folder.join("users");
         fs::write(&users, "")?;
@@ -48,12 +48,12 @@ impl Registry {
             "storage": { "filesystem": { "rootdirectory": content } },
             "http": { "addr": REGISTRY },
         });
-        match manners {
-            RegistryManners::Open => {}
-            RegistryManners::ReadOnly => {
+        match mode {
+            RegistryMode::Open => {}
+            RegistryMode::ReadOnly => {
                 config["storage"]["maintenance"]["readonly"]["enabled"] = true.into();
             }
-            RegistryManners::Closed => {
+            RegistryMode::Closed => {
                 let auth = serde_json::json!({ "realm": "nobody", "path": users });
                 config["auth"]["htpasswd"] = auth;
             }
@@ -65,7 +65,7 @@ impl Registry {
         command.stderr(File::create(folder.join("log"))?);
         let child = host.run(|| command.spawn())?.context("cannot start the registry")?;
         let registry = Self { child };
-        eventually("the registry answers", STARTING, || {
+        eventually("the registry answers", START_TIMEOUT, || {
             Ok(fetch(host, &format!("http://{REGISTRY}/v2/"), &[]).is_ok())
         })
         .with_context(|| fs::read_to_string(folder.join("log")).unwrap_or_default())?;

@@ -19,7 +19,7 @@ pub const PROXY_UID: u32 = 2102;
 pub const CLIENT_UID: u32 = 65_534;
 
 /// How long to wait for something that may never come.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A connection as the proxy accepted it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,10 +132,10 @@ fn ask(uid: u32, to: SocketAddr) -> io::Result<String> {
     // A socket belongs to the user that its thread has when it is made; only this thread changes
     // user.
     let before = setfsuid(Uid::from_raw(uid));
-    let stream = TcpStream::connect_timeout(&to, PATIENCE);
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT);
     setfsuid(before);
     let mut stream = stream?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut output = String::new();
     stream.read_to_string(&mut output)?;
     if output.is_empty() { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(output) }

@@ -22,8 +22,8 @@ use crate::policy::{
     PodSpec, PodStatus, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
 };
 
-/// A client's patience: long enough for three retransmissions of a SYN.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// A client's timeout: long enough for three retransmissions of a SYN.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Role, node and wiring of each pod.
 const PODS: [(&str, usize, Wiring); 5] = [
@@ -83,8 +83,8 @@ impl Churned {
     }
 }
 
-/// Plays on two nodes with agents; something changes again and again for `duration`.
-pub fn play(label: &str, kind: ChurnedKind, pauses: Pauses, duration: Duration) -> Result<Churned> {
+/// Runs on two nodes with agents; something changes again and again for `duration`.
+pub fn run(label: &str, kind: ChurnedKind, pauses: Pauses, duration: Duration) -> Result<Churned> {
     let mut nodes = TwoNodes::new(label, &Value::Null)?;
     let attach = |(number, (role, node, wiring)): (usize, &(&str, usize, Wiring))| {
         nodes.attach(*node, &format!("x/{role}-{number}"), *wiring)
@@ -144,7 +144,7 @@ fn connect(servers: &[IpAddr], pause: Duration, over: &AtomicBool) -> Connected 
         }
         let started = Instant::now();
         let to = SocketAddr::new(*server, PORT);
-        let probe = Probe { port, patience: PATIENCE, ..Probe::tcp(to) };
+        let probe = Probe { port, timeout: CONNECT_TIMEOUT, ..Probe::tcp(to) };
         match probe.connect() {
             Ok(stream) => {
                 connected.made += 1;

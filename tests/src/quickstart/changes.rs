@@ -18,7 +18,7 @@ use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Probe};
 
 /// How long a change may take to have an effect.
-const BOUND: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// So many connections in a row miss one of three endpoints by chance only once in 10^10 series.
 const ENOUGH: usize = 60;
@@ -26,7 +26,7 @@ const ENOUGH: usize = 60;
 const LATE: [Port; 1] = [Port::tcp("http", 80, 8080)];
 const LATE_IP: &str = "172.30.0.30";
 
-pub(super) fn play(node: &mut QuickstartNode, page: &mut Page) -> Result<()> {
+pub(super) fn run(node: &mut QuickstartNode, page: &mut Page) -> Result<()> {
     let pod = add_pod(node, page)?;
     let late = SocketAddr::new(ip(LATE_IP), 80);
     let address = pod.address_like(late.ip()).context("the new pod has an IPv4 address")?;
@@ -43,7 +43,7 @@ fn add_pod(node: &QuickstartNode, page: &mut Page) -> Result<Pod> {
     let pod = node.fixture.cluster.add_pod("late", Wiring::Bridged)?;
     serve::start(&pod.netns, &listens(&pod.addresses))?;
     let web = SocketAddr::new(ip("172.30.0.10"), 80);
-    let outcome = Probe::tcp(web).ask_in(&pod.netns);
+    let outcome = Probe::tcp(web).send_in(&pod.netns);
     let parts: Vec<_> =
         pod.took().iter().map(|(plugin, took)| format!("{plugin} {}", millis(*took))).collect();
     page.say(format_args!(
@@ -117,9 +117,9 @@ fn remove_from_web(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     node.fixture.cluster.manifests.put_text("web", &without)?;
     let started = Instant::now();
     let mut without_it = 0;
-    while without_it < ENOUGH && started.elapsed() < BOUND {
+    while without_it < ENOUGH && started.elapsed() < TIMEOUT {
         let reached = Probe::tcp(web)
-            .ask_in(netns)
+            .send_in(netns)
             .endpoint()
             .is_some_and(|endpoint| endpoint.ip() == removed);
         without_it = if reached { 0 } else { without_it + 1 };
@@ -136,9 +136,9 @@ fn until(
     now: &dyn Fn(&Outcome) -> bool,
     started: Instant,
 ) -> Result<Option<Duration>> {
-    while started.elapsed() < BOUND {
+    while started.elapsed() < TIMEOUT {
         let began = started.elapsed();
-        let outcome = Probe::tcp(to).patience(Duration::from_millis(200)).ask_in(netns);
+        let outcome = Probe::tcp(to).timeout(Duration::from_millis(200)).send_in(netns);
         if now(&outcome) {
             return Ok(Some(began));
         }

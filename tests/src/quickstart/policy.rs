@@ -16,7 +16,7 @@ use crate::node::world::ip;
 use crate::packets::probe::{Outcome, Protocol};
 
 /// How long a policy may take to be in force.
-const BOUND: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const POLICY: &str = "\
 apiVersion: networking.k8s.io/v1
@@ -43,7 +43,7 @@ fn object(pod: &Pod, name: &str, app: &str) -> Value {
     })
 }
 
-pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
+pub(super) fn run(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let manifests = &node.fixture.cluster.manifests;
     let (bridged, routed) = (&node.fixture.bridged, &node.fixture.routed);
     let pods = [object(bridged, "bridged", "web"), object(routed, "routed", "shop")];
@@ -51,7 +51,7 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     manifests.put_text("policy", POLICY)?;
     let in_force = |number: usize| {
         let what = format!("{number} policies in force");
-        node.agent.until(&what, BOUND, |status| status["networkPolicy"]["policies"] == number)
+        node.agent.until(&what, TIMEOUT, |status| status["networkPolicy"]["policies"] == number)
     };
     in_force(1)?;
     page.say("The bridged pod has the label app: web, the routed pod app: shop. This is applied:");
@@ -66,7 +66,7 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
 fn connect(node: &QuickstartNode, page: &mut Page, who: Host, expected: &str) -> Result<()> {
     let web = SocketAddr::new(ip("10.10.0.2"), 8080);
     let (source, interface) = (node.fixture.address(who, web.ip())?, node.fixture.place(who).1);
-    let outcome = node.fixture.ask(who, web, Protocol::Tcp)?;
+    let outcome = node.fixture.probe(who, web, Protocol::Tcp)?;
     let came = match &outcome {
         Outcome::Answered { .. } => "permitted".to_owned(),
         Outcome::Dropped => "dropped".to_owned(),

@@ -101,7 +101,7 @@ fn rows(at: &Services) -> Vec<ConnectionRow> {
 }
 
 /// Sends all connections of both families and puts them on the page.
-pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
+pub(super) fn run(node: &QuickstartNode, page: &mut Page) -> Result<()> {
     let mut lines = Vec::new();
     for family in services() {
         for row in rows(&family) {
@@ -126,7 +126,7 @@ pub(super) fn play(node: &QuickstartNode, page: &mut Page) -> Result<()> {
 fn send(node: &QuickstartNode, row: &ConnectionRow) -> Result<Line> {
     let (source, interface) =
         (node.fixture.address(row.from, row.to.ip())?, node.fixture.place(row.from).1);
-    let outcome = node.fixture.ask(row.from, row.to, row.protocol)?;
+    let outcome = node.fixture.probe(row.from, row.to, row.protocol)?;
     let explained = node.agent.explain(source, interface, row.to, row.protocol)?;
     let (answered, saw, masqueraded) = if let Outcome::Answered { endpoint, seen } = &outcome {
         let who = format!("{} {endpoint}", node.owner(endpoint.ip()));
@@ -236,7 +236,7 @@ pub(super) fn spread(
     page: &mut Page,
 ) -> Result<()> {
     let (netns, _) = node.fixture.place(Host::Bridged);
-    let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>())?;
+    let outcomes = netns.run(|| (0..SPREAD).map(|_| Probe::tcp(to).send()).collect::<Vec<_>>())?;
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {
         *counts.entry(endpoint.ip()).or_default() += 1;

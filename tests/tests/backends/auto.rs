@@ -14,7 +14,7 @@ use denizen_tests::node::fixture::{Fixture, Host, every_protocol, every_way};
 use denizen_tests::packets::probe::Protocol;
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn context(label: &str) -> Result<Fixture> {
     let fixture = Fixture::new(label)?;
@@ -45,7 +45,7 @@ fn chose(fixture: &Fixture, agent: &Agent, backend: &str, why: &str) -> Result<(
     assert_eq!(status["errors"], serde_json::json!([]));
     for who in [Host::Bridged, Host::Routed, Host::Outside, Host::ThisNode] {
         for (to, protocol) in every_way(10) {
-            let outcome = fixture.ask(who, to, protocol)?;
+            let outcome = fixture.probe(who, to, protocol)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
         }
     }
@@ -103,7 +103,7 @@ fn the_bridges_table_is_asked_for_where_ports_matter() -> Result<()> {
     chose(&fixture, &agent, "iptables", "bridge table: it is owned by another process")?;
     let (to, protocol) = every_way(11).next().context("no way")?;
     for (who, is_local) in [(Host::Bridged, true), (Host::Outside, false)] {
-        let outcome = fixture.ask(who, to, protocol)?;
+        let outcome = fixture.probe(who, to, protocol)?;
         assert_eq!(fixture.was_masqueraded(who, &outcome)?, !is_local, "{who:?}: {outcome:?}");
     }
     agent.terminate()?;
@@ -128,7 +128,7 @@ fn policies_are_left_alone_where_nf_tables_is_refused() -> Result<()> {
         assert_eq!(status["networkPolicy"], serde_json::Value::Null);
         assert_eq!(status["errors"], serde_json::json!([]));
         for (to, protocol) in every_way(10) {
-            ensure!(fixture.ask(Host::Bridged, to, protocol)?.endpoint().is_some());
+            ensure!(fixture.probe(Host::Bridged, to, protocol)?.endpoint().is_some());
         }
         agent.terminate()?;
         drop(owned);
@@ -180,8 +180,8 @@ fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
         ["--backend=iptables", "--detect-local=pod-state=port-exact"].map(str::to_owned).into();
     let mut agent = Agent::spawn(node, settings)?;
     let (to, protocol) = every_way(11).next().context("no way")?;
-    eventually("it serves", BOUND, || {
-        Ok(fixture.ask(Host::Outside, to, protocol)?.endpoint().is_some())
+    eventually("it serves", TIMEOUT, || {
+        Ok(fixture.probe(Host::Outside, to, protocol)?.endpoint().is_some())
     })?;
     assert!(!keeps_its_address(&fixture, Host::Bridged, to, protocol)?);
     assert!(keeps_its_address(&fixture, Host::Routed, to, protocol)?);
@@ -190,7 +190,7 @@ fn iptables_serves_until_the_bridges_table_can_be_had() -> Result<()> {
     ensure!(errors.contains("nf_tables, bridge table"), "{errors}");
     assert_eq!(status["synced"], false, "{status}");
     drop(owned);
-    agent.wait_programmed(BOUND)?;
+    agent.wait_programmed(TIMEOUT)?;
     assert!(keeps_its_address(&fixture, Host::Bridged, to, protocol)?);
     assert_eq!(agent.status()?["errors"], serde_json::json!([]));
     Ok(())
@@ -202,6 +202,6 @@ fn keeps_its_address(
     to: SocketAddr,
     protocol: Protocol,
 ) -> Result<bool> {
-    let outcome = fixture.ask(who, to, protocol)?;
+    let outcome = fixture.probe(who, to, protocol)?;
     Ok(!fixture.was_masqueraded(who, &outcome)?)
 }

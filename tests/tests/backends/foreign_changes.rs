@@ -9,7 +9,7 @@ use denizen_tests::kernel::ruleset;
 use denizen_tests::node::fixture::{Fixture, Host, every_protocol};
 
 /// A repair that has not come by then never will.
-const BOUND: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Harm<'a> {
     fixture: &'a Fixture,
@@ -32,7 +32,7 @@ impl Harm<'_> {
         let started = Instant::now();
         node.nft(harm).with_context(|| what.to_owned())?;
         let dump = || Ok(ruleset::dump(node).unwrap_or_default());
-        observed(&format!("repaired: {what}"), BOUND, dump, |now| *now == self.expected)?;
+        observed(&format!("repaired: {what}"), TIMEOUT, dump, |now| *now == self.expected)?;
         let millis = &self.agent.status()?["lastRepairMilliseconds"];
         eprintln!(
             "{what}: seen right after {:?}; the agent says its repair took {millis} ms",
@@ -79,7 +79,10 @@ fn whatever_others_do_to_the_tables_is_repaired() -> Result<()> {
     }
     harm.repaired("everything is flushed", "flush ruleset")?;
     for (to, protocol) in denizen_tests::node::fixture::every_way(10) {
-        assert!(fixture.ask(Host::Outside, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
+        assert!(
+            fixture.probe(Host::Outside, to, protocol)?.endpoint().is_some(),
+            "{to}/{protocol}"
+        );
     }
     Ok(())
 }

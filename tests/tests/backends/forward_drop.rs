@@ -17,7 +17,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use serde_json::Value;
 
 /// Longer than a look at the forward hook is away on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const SENDERS: [Host; 4] = [Host::Bridged, Host::Routed, Host::Remote, Host::Outside];
 
@@ -101,7 +101,7 @@ const INPUT: Firewall = Firewall {
 
 impl Firewall {
     /// Whether all of it is complained of.
-    fn is_said(&self, output: &[String]) -> bool {
+    fn is_reported(&self, output: &[String]) -> bool {
         self.output.iter().all(|name| output.iter().any(|text| text.contains(name)))
     }
 
@@ -130,7 +130,7 @@ fn complaints(agent: &Agent) -> Result<Vec<String>> {
 
 /// Waits until what the agent complains of is as `right` says.
 fn wait_complaints(agent: &Agent, right: impl Fn(&[String]) -> bool) -> Result<()> {
-    observed("said", SOON, || complaints(agent), |now| right(now)).map(drop)
+    observed("said", TIMEOUT, || complaints(agent), |now| right(now)).map(drop)
 }
 
 fn run(fixture: &Fixture, backend: Backend) -> Result<Agent> {
@@ -148,7 +148,7 @@ fn everyone_is_served(fixture: &Fixture) -> Result<()> {
     for (to, protocol) in every_way(10) {
         for who in SENDERS {
             let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
-            observed("served", SOON, || fixture.ask(who, to, protocol), is_served)
+            observed("served", TIMEOUT, || fixture.probe(who, to, protocol), is_served)
                 .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
         }
     }
@@ -165,16 +165,16 @@ const MAPPING: &str = "table ip mapping { chain in { type nat hook prerouting pr
 fn is_dropped_otherwise(fixture: &Fixture) -> Result<()> {
     let node = &fixture.cluster.world.node;
     node.nft(MAPPING)?;
-    let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).patience(SILENCE);
-    let outcome = mapped.ask_in(fixture.place(Host::Bridged).0);
+    let mapped = Probe::tcp((ip("192.0.2.77"), 80).into()).timeout(SILENCE);
+    let outcome = mapped.send_in(fixture.place(Host::Bridged).0);
     let seen = node.output("nft", &["list", "table", "ip", "mapping"])?;
     ensure!(!seen.contains("packets 0 "), "{seen}");
     ensure!(outcome.endpoint().is_none(), "somebody else's: {outcome:?}");
     node.nft("delete table ip mapping")?;
     for (to, _) in every_way(10) {
         let pod = (fixture.address(Host::Remote, to.ip())?, PORT).into();
-        let probe = Probe::tcp(pod).patience(SILENCE);
-        let outcome = probe.ask_in(fixture.place(Host::Bridged).0);
+        let probe = Probe::tcp(pod).timeout(SILENCE);
+        let outcome = probe.send_in(fixture.place(Host::Bridged).0);
         ensure!(outcome.endpoint().is_none(), "{pod}: {outcome:?}");
     }
     Ok(())
@@ -194,11 +194,11 @@ fn found_opened_and_cleaned_up(firewall: Firewall, backend: Backend) -> Result<(
     let (fixture, before) = start(firewall, backend)?;
     let node = &fixture.cluster.world.node;
     let agent = run(&fixture, backend)?;
-    wait_complaints(&agent, |output| firewall.is_said(output))?;
+    wait_complaints(&agent, |output| firewall.is_reported(output))?;
     for (to, _) in every_way(10) {
-        let probe = Probe::tcp(to).patience(SILENCE);
+        let probe = Probe::tcp(to).timeout(SILENCE);
         // A pod's, whose source is kept: KUBE-FORWARD accepts what is masqueraded.
-        let outcome = probe.ask_in(fixture.place(Host::Bridged).0);
+        let outcome = probe.send_in(fixture.place(Host::Bridged).0);
         assert!(
             matches!(outcome, Outcome::Dropped | Outcome::Refused | Outcome::Unreachable),
             "{outcome:?}"
@@ -284,16 +284,16 @@ fn what_ipvs_carries_is_let_through_the_input_hook() -> Result<()> {
     let node = &fixture.cluster.world.node;
     let by_ipvs = || "--backend=ipvs".to_owned();
     let agent = fixture.cluster.start_agent_with([by_ipvs()])?;
-    wait_complaints(&agent, |output| INPUT.is_said(output))?;
+    wait_complaints(&agent, |output| INPUT.is_reported(output))?;
     assert_eq!(INPUT.shown(node)?, before, "nothing was asked for");
     assert!(agent.terminate()?.success());
     let agent = fixture.cluster.start_agent_with([by_ipvs(), "--open-forward".to_owned()])?;
     let is_open = |shown: &String| shown.matches("denizen: ").count() == INPUT.show.len();
-    observed("opened", SOON, || INPUT.shown(node), is_open)?;
+    observed("opened", TIMEOUT, || INPUT.shown(node), is_open)?;
     assert!(agent.terminate()?.success());
     // Other backends' connections do not pass there.
     let agent = opening(&fixture, Backend::Nftables)?;
-    observed("closed", SOON, || INPUT.shown(node), |shown| *shown == before)?;
+    observed("closed", TIMEOUT, || INPUT.shown(node), |shown| *shown == before)?;
     wait_complaints(&agent, <[String]>::is_empty)
 }
 
@@ -326,6 +326,6 @@ fn the_second_packet_before_the_first_answer_is_let_through() -> Result<()> {
             .output("nft", &["list", "counter", "inet", "dumb", "came"])?;
         Ok(text.contains("packets 6 "))
     };
-    eventually("all datagrams came", SOON, came)
+    eventually("all datagrams came", TIMEOUT, came)
         .with_context(|| node.output("nft", &["list", "ruleset"]).unwrap_or_default())
 }

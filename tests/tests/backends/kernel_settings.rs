@@ -17,13 +17,13 @@ use denizen_tests::eventually::observed;
 use denizen_tests::node::fixture::{Fixture, Host, every_protocol, service_ips};
 use denizen_tests::node::netns::{Netns, checked};
 use denizen_tests::node::pod::Wiring;
-use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use denizen_tests::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, Protocol, SILENCE};
 use serde_json::Value;
 
 const BRIDGE_FILTERS: [&str; 2] = ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"];
 
 /// Longer than a start takes on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn read(node: &Netns, key: &str) -> Result<String> {
     let path = Path::new("/proc/sys/net").join(key);
@@ -60,13 +60,13 @@ fn a_service_on_the_clients_own_bridge_works_though_the_bridge_was_not_filtered(
         assert_eq!(read(node, &format!("bridge/{key}"))?, "1", "{key}");
     }
     assert_eq!(agent.status()?["errors"], serde_json::json!([]));
-    let ask = |patience| {
+    let ask = |timeout| {
         service_ips(10).map(|ip| {
-            let probe = Probe::tcp(SocketAddr::new(ip, 80)).patience(patience);
-            probe.ask_in(&neighbour.netns)
+            let probe = Probe::tcp(SocketAddr::new(ip, 80)).timeout(timeout);
+            probe.send_in(&neighbour.netns)
         })
     };
-    for outcome in ask(PATIENCE) {
+    for outcome in ask(ANSWER_TIMEOUT) {
         assert!(outcome.endpoint().is_some(), "{outcome:?}");
     }
     // That it was needed: without it the answers are bridged past the translation.
@@ -95,7 +95,7 @@ fn status_of(fixture: &Fixture) -> Result<Value> {
     };
     let is_synced =
         |status: &Option<Value>| status.as_ref().is_some_and(|status| status["synced"] == true);
-    observed("synced", SOON, ask, is_synced)?.context("a status")
+    observed("synced", TIMEOUT, ask, is_synced)?.context("a status")
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_may_not_be_set_is_said_and_everything_else_goes_on() -> Result<()> {
         assert_eq!(read(node, &format!("bridge/{key}"))?, "0", "{key}");
     }
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let outcome = fixture.ask(Host::Bridged, to, Protocol::Tcp)?;
+    let outcome = fixture.probe(Host::Bridged, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     Ok(())
 }

@@ -22,7 +22,7 @@ use self::feature::{Feature, features};
 const FAMILIES: [&str; 3] = ["bridge", "ip", "ip6"];
 
 /// A repair that has not come by then never will.
-const BOUND: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A family's table as nft tells it in JSON, without what differs from time to time.
 fn table_of(at: &Netns, family: &str) -> Result<BTreeSet<String>> {
@@ -207,7 +207,7 @@ fn repairs(agent: &Agent) -> Result<u64> {
 
 /// Waits until more repairs were counted than before.
 fn repaired(at: &Netns, what: &str, agent: &Agent, before: u64) -> Result<()> {
-    eventually(what, BOUND, || Ok(repairs(agent)? > before))
+    eventually(what, TIMEOUT, || Ok(repairs(agent)? > before))
         .with_context(|| at.output("nft", &["list", "ruleset"]).unwrap_or_default())
 }
 

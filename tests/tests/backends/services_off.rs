@@ -21,7 +21,7 @@ use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule
 use serde_json::json;
 
 /// What has not come about by then never will: a thread removes what another backend left.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const OFF: [&str; 2] = ["--services=off", "--network-policy=on"];
 
@@ -98,8 +98,8 @@ impl Beside {
     }
 
     fn is_answered(&self, who: Host) -> Result<bool> {
-        let probe = Probe::tcp(Self::web()).patience(SILENCE);
-        let answer = probe.ask_in(self.fixture.place(who).0).endpoint();
+        let probe = Probe::tcp(Self::web()).timeout(SILENCE);
+        let answer = probe.send_in(self.fixture.place(who).0).endpoint();
         ensure!(answer.is_none_or(|by| self.endpoint(PORT).is_ok_and(|ours| by == ours)));
         Ok(answer.is_some())
     }
@@ -130,9 +130,9 @@ fn judged(label: &str, variant: Variant) -> Result<()> {
     let agent = context.start_off()?;
     context.is_enforced()?;
     context.the_bridged_pod_is("foe")?;
-    eventually("it is a friend no more", BOUND, || Ok(!context.is_answered(Host::Bridged)?))?;
+    eventually("it is a friend no more", TIMEOUT, || Ok(!context.is_answered(Host::Bridged)?))?;
     context.the_bridged_pod_is("friend")?;
-    eventually("it is a friend again", BOUND, || context.is_answered(Host::Bridged))?;
+    eventually("it is a friend again", TIMEOUT, || context.is_answered(Host::Bridged))?;
     let tables = context.tables()?;
     ensure!(tables.contains("table ip denizen-firewall") && !has_services(&tables), "{tables}");
     assert_eq!(variant.dump(context.node())?, rules, "kube-proxy's rules are kube-proxy's");
@@ -186,7 +186,7 @@ fn switched(label: &str, backend: Backend) -> Result<()> {
     }
     let agent = context.start_off()?;
     let is_gone = || Ok(!has_services(&context.tables()?) && sets(context.node())?.is_empty());
-    eventually("nothing is left", BOUND, is_gone)?;
+    eventually("nothing is left", TIMEOUT, is_gone)?;
     context.is_enforced()?;
     stream.still_alive()?;
     assert_eq!(agent.status()?["errors"], json!([]));
@@ -238,10 +238,10 @@ fn openings_in_other_firewalls_are_closed() -> Result<()> {
     let opened =
         || Ok::<_, anyhow::Error>(node.output("nft", &["list", "ruleset"])?.contains("denizen:"));
     let agent = context.start(["--open-forward".to_owned()])?;
-    eventually("opened", BOUND, opened)?;
+    eventually("opened", TIMEOUT, opened)?;
     agent.terminate()?;
     let agent = context.start_off()?;
-    eventually("closed", BOUND, || Ok(!opened()?))?;
+    eventually("closed", TIMEOUT, || Ok(!opened()?))?;
     let status = agent.status()?;
     assert_eq!((&status["warnings"], &status["errors"]), (&json!([]), &json!([])));
     Ok(())

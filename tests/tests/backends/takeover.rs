@@ -23,7 +23,7 @@ use denizen_tests::packets::probe::Protocol;
 use denizen_tests::peers::kube_proxy::{KubeProxy, NOBODY, Served};
 
 /// The backend looks every ten seconds; what has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// What every pod but the node's own serves, by the same names and addresses as kube-proxy has it.
 struct TakeoverContext {
@@ -138,13 +138,13 @@ fn taken_over(label: &str, variant: Variant) -> Result<()> {
     unnoticed(&context, &mut streams, "both write", || {
         write()?;
         ensure!(!context.is_denizens()?, "written over: {}", context.rules()?);
-        eventually("repaired", BOUND, || Ok(agent.status()?["driftRepaired"] == 1))
+        eventually("repaired", TIMEOUT, || Ok(agent.status()?["driftRepaired"] == 1))
     })?;
     ensure!(kube_proxy.canaries_live()?, "kube-proxy would think that all was flushed");
     let agent = unnoticed(&context, &mut streams, "into nftables", || {
         agent.terminate()?;
         let agent = context.start(nftables())?;
-        eventually("denizen's chains are gone", BOUND, || {
+        eventually("denizen's chains are gone", TIMEOUT, || {
             Ok(!context.rules()?.contains("KUBE-SVC-"))
         })?;
         Ok(agent)
@@ -173,7 +173,7 @@ fn nftables_takes_over_beside_kube_proxys_rules() -> Result<()> {
     wrong[0].endpoints.iter_mut().for_each(|at| at.set_port(1));
     KubeProxy { services: wrong.clone(), ..context.kube_proxy() }.sync(&wrong)?;
     streams.iter_mut().try_for_each(LongConnection::still_alive)?;
-    let outcome = context.fixture.ask(Host::Bridged, context.services[0].at, Protocol::Tcp)?;
+    let outcome = context.fixture.probe(Host::Bridged, context.services[0].at, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "{tally:?}");
@@ -219,7 +219,7 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     ensure!(health()? == 200, "well before");
     for round in 1..=3 {
         kube_proxy.sync(&context.services)?;
-        eventually("seen", BOUND, || {
+        eventually("seen", TIMEOUT, || {
             let status = agent.status()?;
             Ok(if round < 3 {
                 context.is_denizens()?
@@ -231,7 +231,7 @@ fn a_kube_proxy_that_goes_on_writing_is_noticed_and_named() -> Result<()> {
     let errors = agent.status()?["errors"].to_string();
     ensure!(errors.contains("kube-proxy (process"), "{errors}");
     ensure!(errors.contains(&namesake.child.id().to_string()), "{errors}");
-    eventually("health is red", BOUND, || Ok(health()? == 503))?;
+    eventually("health is red", TIMEOUT, || Ok(health()? == 503))?;
     ensure!(agent.status()?["driftRepaired"] == 2, "{}", agent.status()?);
     let tally = load.stop()?;
     ensure!(tally.failed == 0, "kube-proxy's rules serve: {tally:?}");

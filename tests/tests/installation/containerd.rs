@@ -33,7 +33,7 @@ use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A node with containerd, whose chain is as a CNI plugin's installer leaves it: without denizen
 /// yet.
@@ -75,7 +75,7 @@ impl ContainerdNode {
         checked(install.arg("--plugin-config").arg(configuration.to_string()))?;
         // containerd takes a changed configuration within moments, and says nothing of it.
         let cri = self.containerd.cri()?;
-        eventually("containerd goes by the new chain", PATIENCE, || {
+        eventually("containerd goes by the new chain", TIMEOUT, || {
             let probe = cri.run_sandbox("is-it-there")?;
             let is_there = self.records()?.contains_key(&probe);
             cri.stop_sandbox(&probe)?;
@@ -97,7 +97,7 @@ impl ContainerdNode {
         let netns = record.netns.as_deref().context("a record names the namespace")?;
         let ask = |ip: IpAddr| {
             let probe = Probe::tcp(SocketAddr::new(ip, 80));
-            self.containerd.run_in_pod(netns, || probe.ask())
+            self.containerd.run_in_pod(netns, || probe.send())
         };
         service_ips(10).into_iter().map(ask).collect()
     }
@@ -143,7 +143,7 @@ fn a_pod_is_recorded_known_from_its_first_packet_and_crossed_out() -> Result<()>
         cri.stop_sandbox(&sandbox)?;
         assert!(node.records()?.is_empty(), "DEL crossed it out");
         cri.remove_sandbox(&sandbox)?;
-        eventually("the agent forgets it", PATIENCE, || Ok(pods(&agent)? == 0))?;
+        eventually("the agent forgets it", TIMEOUT, || Ok(pods(&agent)? == 0))?;
     }
     assert_eq!(agent.status()?["errors"], json!([]));
     let log = node.containerd.log();
@@ -184,7 +184,7 @@ fn thirty_pods_at_once_are_all_known_and_all_crossed_out() -> Result<()> {
         pods.into_iter().try_for_each(|pod| pod.join().expect("it does not panic"))
     })?;
     assert!(node.records()?.is_empty());
-    eventually("the agent forgets them", PATIENCE, || Ok(pods(&agent)? == 0))?;
+    eventually("the agent forgets them", TIMEOUT, || Ok(pods(&agent)? == 0))?;
     assert_eq!(agent.status()?["errors"], json!([]));
     Ok(())
 }
@@ -207,6 +207,6 @@ fn pods_that_containerd_made_before_are_adopted_and_pruned() -> Result<()> {
     node.install()?;
     cri.stop_sandbox(&old)?;
     cri.remove_sandbox(&old)?;
-    eventually("its record is pruned", PATIENCE, || Ok(node.records()?.is_empty()))?;
-    eventually("the agent forgets it", PATIENCE, || Ok(pods(&agent)? == 0))
+    eventually("its record is pruned", TIMEOUT, || Ok(node.records()?.is_empty()))?;
+    eventually("the agent forgets it", TIMEOUT, || Ok(pods(&agent)? == 0))
 }

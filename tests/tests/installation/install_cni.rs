@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const LIST: &str = r#"{
   "cniVersion": "1.0.0", "name": "pods",
   "plugins": [
@@ -73,7 +73,7 @@ impl CniNode {
     }
 
     fn wait(&self, what: &str, so: impl Fn() -> bool) -> Result<()> {
-        eventually(what, PATIENCE, || Ok(so()))
+        eventually(what, TIMEOUT, || Ok(so()))
             .with_context(|| format!("{:?} {}", active(&self.conf()), self.log()))
     }
 }
@@ -273,12 +273,12 @@ fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
         let (folder, stop) = (node.conf(), AtomicBool::new(false));
         thread::scope(|scope| -> Result<()> {
             let checker = scope.spawn(|| -> Result<u64> {
-                let mut looks = 0;
+                let mut checks = 0;
                 while !stop.load(Ordering::Relaxed) {
                     valid(&folder)?;
-                    looks += 1;
+                    checks += 1;
                 }
-                Ok(looks)
+                Ok(checks)
             });
             for round in 0..test_length::times(200, 30) {
                 let flag = if round % 2 == 0 { "--once" } else { "--uninstall" };
@@ -288,8 +288,8 @@ fn a_crash_at_any_point_leaves_a_valid_configuration() -> Result<()> {
                 child.wait()?;
             }
             stop.store(true, Ordering::Relaxed);
-            let looks = checker.join().expect("it does not panic")?;
-            ensure!(looks > 0, "nobody looked");
+            let checks = checker.join().expect("it does not panic")?;
+            ensure!(checks > 0, "nobody looked");
             Ok(())
         })?;
         assert!(node.run(&["--once"])?.status.success());

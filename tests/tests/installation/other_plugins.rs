@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use makers::Maker;
 
 /// What has not come about by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const NODE_PORT: u16 = 30080;
 
@@ -99,7 +99,7 @@ impl MakersNode {
                 let records = self.records()?;
                 Ok(records.iter().any(|(id, _)| id.0 == pod.attachment()))
             };
-            eventually("adopted", BOUND, is_recorded)?;
+            eventually("adopted", TIMEOUT, is_recorded)?;
             Ok(pod)
         })
     }
@@ -190,11 +190,11 @@ impl MakersNode {
     /// What comes of a connection of `from`, from its address of the family, to `to`.
     fn of_pod(&self, from: &ServingPod, to: IpAddr, port: u16) -> Result<Outcome> {
         let source = from.pod.address_like(to).context("an address of that family")?;
-        Ok(Probe::tcp(SocketAddr::new(to, port)).from(source).ask_in(&from.pod.netns))
+        Ok(Probe::tcp(SocketAddr::new(to, port)).from(source).send_in(&from.pod.netns))
     }
 
     fn of_client(&self, to: IpAddr, port: u16) -> Outcome {
-        Probe::tcp(SocketAddr::new(to, port)).patience(SILENCE).ask_in(&self.cluster.world.client)
+        Probe::tcp(SocketAddr::new(to, port)).timeout(SILENCE).send_in(&self.cluster.world.client)
     }
 
     fn families(&self, pod: &ServingPod) -> impl Iterator<Item = usize> + use<> {
@@ -210,7 +210,7 @@ fn ensure_answered(what: &str, outcome: &Outcome, by: IpAddr, seen: IpAddr) -> R
 }
 
 /// Two pods, another one in the place of the first, and everybody else.
-fn plays(label: &'static str, maker: Maker) -> Result<()> {
+fn check_plugin(label: &'static str, maker: Maker) -> Result<()> {
     let node = MakersNode::new(label, maker)?;
     let (first, second) = (node.add("a", 11)?, node.add("b", 12)?);
     let world = &node.cluster.world;
@@ -271,8 +271,8 @@ fn services(
     let [far, near] = [10, 11].map(|number| service_ips(number)[family]);
     let (a, b) = (own(first, family)?, own(second, family)?);
     let (remote, client) = (addresses.remote[family], addresses.client[family]);
-    eventually("served", BOUND, || Ok(node.of_pod(second, near, 80)?.endpoint().is_some()))?;
-    eventually("served", BOUND, || Ok(node.of_pod(second, far, 80)?.endpoint().is_some()))?;
+    eventually("served", TIMEOUT, || Ok(node.of_pod(second, near, 80)?.endpoint().is_some()))?;
+    eventually("served", TIMEOUT, || Ok(node.of_pod(second, far, 80)?.endpoint().is_some()))?;
 
     let of_pod = |from, to, port| node.of_pod(from, to, port);
     ensure_answered("a local pod keeps its address", &of_pod(first, far, 80)?, remote, a)?;
@@ -295,8 +295,8 @@ fn services(
     first.pod.netns.ip(&format!("addr add {stranger}/{length} dev eth0 nodad"))?;
     let device = &first.pod.input_interface;
     world.node.ip(&format!("route add {stranger}/{length} dev {device}"))?;
-    let probe = Probe::tcp(SocketAddr::new(far, 80)).from(stranger).patience(SILENCE);
-    let outcome = probe.ask_in(&first.pod.netns);
+    let probe = Probe::tcp(SocketAddr::new(far, 80)).from(stranger).timeout(SILENCE);
+    let outcome = probe.send_in(&first.pod.netns);
     let is_own = outcome.seen().is_some_and(|seen| seen == stranger);
     ensure!(!is_own, "an address that nobody recorded is a local pod's: {outcome:?}");
     first.pod.netns.ip(&format!("addr del {stranger}/{length} dev eth0"))?;
@@ -313,10 +313,10 @@ fn policed(
     let [far, near] = [10, 11].map(|number| service_ips(number)[family]);
     let (a, b) = (own(first, family)?, own(second, family)?);
     let remote = world.addresses().remote[family];
-    eventually("isolated", BOUND, || Ok(node.of_client(a, PORT) == Outcome::Dropped))?;
+    eventually("isolated", TIMEOUT, || Ok(node.of_client(a, PORT) == Outcome::Dropped))?;
     let silent = |netns: &Netns, from: Option<IpAddr>, to: IpAddr, port: u16| {
-        let probe = Probe { from, ..Probe::tcp(SocketAddr::new(to, port)) }.patience(SILENCE);
-        let outcome = probe.ask_in(netns);
+        let probe = Probe { from, ..Probe::tcp(SocketAddr::new(to, port)) }.timeout(SILENCE);
+        let outcome = probe.send_in(netns);
         ensure!(outcome == Outcome::Dropped, "to {to}: {outcome:?}");
         Ok(())
     };
@@ -326,29 +326,29 @@ fn policed(
     ensure_answered("the permitted peer", &node.of_pod(second, a, PORT)?, a, b)?;
     ensure_answered("by a service", &node.of_pod(second, near, 80)?, a, b)?;
     ensure_answered("the first's own", &node.of_pod(first, remote, PORT)?, remote, a)?;
-    let of_node = Probe::tcp(SocketAddr::new(a, PORT)).ask_in(&world.node);
+    let of_node = Probe::tcp(SocketAddr::new(a, PORT)).send_in(&world.node);
     ensure!(of_node.endpoint().is_some(), "the pod's own node: {of_node:?}");
     Ok(())
 }
 
 #[test]
 fn flannel() -> Result<()> {
-    plays("by-flannel", makers::flannel())
+    check_plugin("by-flannel", makers::flannel())
 }
 
 #[test]
 fn kindnet_with_ptp() -> Result<()> {
-    plays("by-ptp", makers::kindnet_by_ptp())
+    check_plugin("by-ptp", makers::kindnet_by_ptp())
 }
 
 #[test]
 fn kindnet() -> Result<()> {
-    plays("by-kindnet", makers::kindnet())
+    check_plugin("by-kindnet", makers::kindnet())
 }
 
 #[test]
 fn calico() -> Result<()> {
-    plays("by-calico", makers::calico())
+    check_plugin("by-calico", makers::calico())
 }
 
 /// Calico makes both ends of a veth in the pod, where the node's end has the same low index each
@@ -370,7 +370,7 @@ fn a_lost_pod_of_calico_is_not_the_next_one() -> Result<()> {
     assert_eq!(index(&record), index(&lost[0].1), "the kernel gave it the same index");
     observed(
         "the lost pod's record is removed",
-        BOUND,
+        TIMEOUT,
         || node.records(),
         |records| records.len() == 1,
     )?;
@@ -383,12 +383,12 @@ fn a_lost_pod_of_calico_is_not_the_next_one() -> Result<()> {
 
 #[test]
 fn aws_vpc() -> Result<()> {
-    plays("by-aws", makers::aws_vpc(&["10.99.64.0/24"]))
+    check_plugin("by-aws", makers::aws_vpc(&["10.99.64.0/24"]))
 }
 
 #[test]
 fn aws_vpc_with_ipv6() -> Result<()> {
-    plays("by-aws6", makers::aws_vpc(&["fd00:10:99::/64"]))
+    check_plugin("by-aws6", makers::aws_vpc(&["fd00:10:99::/64"]))
 }
 
 /// A pod's second interface is its own too: no policy is evaded through it.
@@ -405,8 +405,8 @@ fn a_further_interface_of_a_pod_is_judged() -> Result<()> {
     let remote = world.addresses().remote[0];
     let _remote = serve(&world.remote, &[remote], &[(Protocol::Tcp, PORT)])?;
     let out = |serving: &ServingPod| {
-        let probe = Probe::tcp(SocketAddr::new(remote, PORT)).patience(SILENCE);
-        probe.ask_in(&serving.pod.netns)
+        let probe = Probe::tcp(SocketAddr::new(remote, PORT)).timeout(SILENCE);
+        probe.send_in(&serving.pod.netns)
     };
     for (serving, (_, record)) in pods.iter().zip(node.records()?) {
         let [further] = &record.further_interfaces[..] else {
@@ -418,37 +418,37 @@ fn a_further_interface_of_a_pod_is_judged() -> Result<()> {
         assert_eq!(json!(host.index), inside[0]["link_index"]);
         assert_eq!(json!(further.mac), inside[0]["address"]);
         assert_eq!((&*further.if_name, further.ips.len()), ("v4if0", 1));
-        eventually("by IPv4", BOUND, || Ok(out(serving).endpoint().is_some()))?;
+        eventually("by IPv4", TIMEOUT, || Ok(out(serving).endpoint().is_some()))?;
     }
     let status = node.agent.status()?;
     assert_eq!(status["unrecordedInterfaces"], json!(0), "{status}");
     let nothing = |app| policy(app, &json!({ "policyTypes": ["Egress"], "egress": [] }));
     node.cluster.manifests.put("policies", &[nothing("a"), nothing("b")])?;
     for serving in &pods {
-        eventually("isolated", BOUND, || Ok(out(serving) == Outcome::Dropped))?;
+        eventually("isolated", TIMEOUT, || Ok(out(serving) == Outcome::Dropped))?;
     }
     let third = node.add("c", 13)?;
     ensure!(out(&third).endpoint().is_some(), "no policy is about this one");
     let range = json!([{ "ipBlock": { "cidr": format!("{remote}/32") } }]);
     let some = json!({ "policyTypes": ["Egress"], "egress": [{ "to": range }] });
     node.cluster.manifests.put("policies", &[policy("a", &some), nothing("c")])?;
-    eventually("permitted", BOUND, || Ok(out(&pods[0]).endpoint().is_some()))?;
-    eventually("isolated", BOUND, || Ok(out(&third) == Outcome::Dropped))?;
+    eventually("permitted", TIMEOUT, || Ok(out(&pods[0]).endpoint().is_some()))?;
+    eventually("isolated", TIMEOUT, || Ok(out(&third) == Outcome::Dropped))?;
     for serving in pods.into_iter().chain([third]) {
         drop(serving.server);
         serving.pod.detach(&world.node)?;
     }
     // Nobody calls denizen's DEL for a pod that did not come through it.
-    eventually("forgotten", BOUND, || Ok(node.records()?.is_empty()))?;
+    eventually("forgotten", TIMEOUT, || Ok(node.records()?.is_empty()))?;
     Ok(())
 }
 
 #[test]
 fn azure() -> Result<()> {
-    plays("by-azure", makers::azure())
+    check_plugin("by-azure", makers::azure())
 }
 
 #[test]
 fn cilium_chained() -> Result<()> {
-    plays("by-cilium", makers::cilium_chained())
+    check_plugin("by-cilium", makers::cilium_chained())
 }

@@ -66,7 +66,7 @@ fn the_agents_capabilities_are_enough_for_all_it_does() -> Result<()> {
     agent.until("repaired", |status| status["driftRepaired"] == 1)?;
     for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
         for ip in service_ips(10) {
-            let outcome = fixture.ask(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+            let outcome = fixture.probe(who, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {ip}: {outcome:?}");
         }
     }
@@ -118,7 +118,7 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     variant.run(node, "-t nat -F KUBE-SERVICES")?;
     let is_served = || {
         let outcome =
-            fixture.ask(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
+            fixture.probe(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp);
         outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let status = agent.until("repaired", |status| status["driftRepaired"] == 1 && is_served())?;
@@ -126,11 +126,11 @@ fn iptables_works(label: &str, variant: Variant) -> Result<()> {
     let frontends = service_ips(10).map(|ip| SocketAddr::new(ip, 80)).into_iter();
     for to in frontends.chain(at_node.iter().map(|ip| SocketAddr::new(*ip, 30080))) {
         for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
-            let outcome = fixture.ask(who, to, Protocol::Tcp)?;
+            let outcome = fixture.probe(who, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{who:?} to {to}: {outcome:?}");
         }
     }
-    let outcome = fixture.ask(Host::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
+    let outcome = fixture.probe(Host::ThisNode, "127.0.0.1:30080".parse()?, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "on loopback: {outcome:?}");
     assert_eq!((&status["errors"], &status["warnings"]), (&json!([]), &json!([])));
     Ok(())
@@ -165,7 +165,7 @@ fn iptables_with_less_says_what_it_takes_and_leaves_all_as_it_was() -> Result<()
         agent.until("said", says)?;
         assert_eq!(agent.status()?["driftRepaired"], 0, "nobody else is blamed");
         let outcome =
-            fixture.ask(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+            fixture.probe(Host::Bridged, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "by the rules that were there: {outcome:?}");
     }
     Ok(())
@@ -264,7 +264,7 @@ fn leaving_iptables_takes_no_more_than_nftables_does() -> Result<()> {
     let status = agent.status()?;
     assert_eq!((&status["errors"], &status["backend"]), (&json!([]), &json!("nftables")));
     let at_node = SocketAddr::new(cluster.world.addresses().node[0], 30080);
-    let outcome = fixture.ask(Host::Outside, at_node, Protocol::Tcp)?;
+    let outcome = fixture.probe(Host::Outside, at_node, Protocol::Tcp)?;
     ensure!(outcome.endpoint().is_none(), "the service is gone: {outcome:?}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use denizen_tests::node::netns::{Netns, checked, folder};
 use denizen_tests::peers::containerd::Containerd;
-use denizen_tests::peers::registry::{REGISTRY, Registry, RegistryManners, tags};
+use denizen_tests::peers::registry::{REGISTRY, Registry, RegistryMode, tags};
 use denizen_tests::{binary, conf};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,9 +27,9 @@ struct Publisher {
 }
 
 impl Publisher {
-    fn new(label: &str, manners: RegistryManners) -> Result<Self> {
+    fn new(label: &str, mode: RegistryMode) -> Result<Self> {
         let (host, folder) = (Netns::new(label)?, folder()?);
-        let registry = Registry::start(&host, &folder.path().join("registry"), manners)?;
+        let registry = Registry::start(&host, &folder.path().join("registry"), mode)?;
         let publisher = Self { _registry: registry, host, folder };
         publisher.check_out()?;
         for architecture in ARCHITECTURES {
@@ -156,7 +156,7 @@ print(json.dumps({"digest": digest, "archive": archive, "files": list(files.valu
 
 #[test]
 fn what_is_published_is_what_containerd_and_helm_pull() -> Result<()> {
-    let publisher = Publisher::new("pub-pull", RegistryManners::Open)?;
+    let publisher = Publisher::new("pub-pull", RegistryMode::Open)?;
     let url = ["--url", "https://example.org/files"];
     let printed = succeeded(publisher.published("out", &url)?)?;
     ensure!(printed.ends_with("not signed: see --sign\n"), "{printed}");
@@ -271,7 +271,7 @@ fn named_by_the_provenance(out: &Path, digests: &BTreeMap<String, String>) -> Re
 /// So a failed run can go on, and anybody can check a release.
 #[test]
 fn the_same_tag_gives_the_same_digests_and_no_other_takes_its_place() -> Result<()> {
-    let publisher = Publisher::new("pub-same", RegistryManners::Open)?;
+    let publisher = Publisher::new("pub-same", RegistryMode::Open)?;
     succeeded(publisher.published("out", &[])?)?;
     let again = publisher.published("again", &[])?;
     publisher.refused(&again, "again", "is in the registry already")?;
@@ -284,7 +284,7 @@ fn the_same_tag_gives_the_same_digests_and_no_other_takes_its_place() -> Result<
 
 #[test]
 fn what_cannot_be_published_leaves_nothing() -> Result<()> {
-    let publisher = Publisher::new("pub-no", RegistryManners::Open)?;
+    let publisher = Publisher::new("pub-no", RegistryMode::Open)?;
     let elsewhere = publisher.path("elsewhere");
     fs::create_dir(&elsewhere)?;
     let words = publisher.words("out", &[]);
@@ -313,11 +313,11 @@ fn what_cannot_be_published_leaves_nothing() -> Result<()> {
 
 #[test]
 fn a_registry_that_refuses_has_nothing_and_is_named() -> Result<()> {
-    let publisher = Publisher::new("pub-closed", RegistryManners::Closed)?;
+    let publisher = Publisher::new("pub-closed", RegistryMode::Closed)?;
     let output = publisher.published("out", &[])?;
     publisher.refused(&output, "out", "the registry refuses")?;
     drop(publisher);
-    let publisher = Publisher::new("pub-ro", RegistryManners::ReadOnly)?;
+    let publisher = Publisher::new("pub-ro", RegistryMode::ReadOnly)?;
     let output = publisher.published("out", &[])?;
     publisher.refused(&output, "out", &format!("the registry refuses {REGISTRY}/team/"))?;
     assert_eq!(publisher.all_tags()?, Vec::<String>::new());
@@ -334,7 +334,7 @@ if [ -e "$0.fails" ]; then echo "no such key" >&2; exit 1; fi
 
 #[test]
 fn signatures_are_made_before_anything_has_a_tag() -> Result<()> {
-    let publisher = Publisher::new("pub-sign", RegistryManners::Open)?;
+    let publisher = Publisher::new("pub-sign", RegistryMode::Open)?;
     let tools = publisher.path("tools");
     fs::create_dir(&tools)?;
     let cosign = tools.join("cosign");

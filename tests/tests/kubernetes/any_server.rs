@@ -8,7 +8,7 @@ use denizen_model::Event;
 use denizen_source::kube::{NodeCount, PodScope, PodScopes};
 use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::eventually::eventually;
-use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, with_every_api};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT, until_error, with_every_api};
 use denizen_tests::peers::api::{Api, ReceivedRequest};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -152,7 +152,7 @@ fn pods_of_many_namespaces_and_a_single_pod() -> Result<()> {
         let single = "/api/v1/namespaces/shop/pods/late";
         let answered =
             || Ok(requests_for(context, single)?.0.iter().any(|request| request.status == 200));
-        eventually("a pod is asked for beside all watches", BOUND, answered)?;
+        eventually("a pod is asked for beside all watches", TIMEOUT, answered)?;
         following.unknown.send_replace(BTreeSet::new());
         for name in &names {
             let (lists, watches) =

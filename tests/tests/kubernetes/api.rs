@@ -14,7 +14,7 @@ use denizen_tests::node::manifest::{self, Port};
 use denizen_tests::node::netns::checked;
 use denizen_tests::packets::probe::{Outcome, Protocol};
 use denizen_tests::peers::api::context::{
-    ApiContext, BOUND, HTTP, until_error, until_no_error, with_every_api,
+    ApiContext, HTTP, TIMEOUT, until_error, until_no_error, with_every_api,
 };
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ fn status_says_of_each_kind_what_it_costs_the_server() -> Result<()> {
         };
         // The list and the watch.
         let is_watched = |kind: &Value| kind["answers"][encoding].as_u64() >= Some(2);
-        eventually("each kind is watched", BOUND, || Ok(kinds()?.iter().all(is_watched)))?;
+        eventually("each kind is watched", TIMEOUT, || Ok(kinds()?.iter().all(is_watched)))?;
         let kinds = kinds()?;
         let names: Vec<_> = kinds.iter().filter_map(|kind| kind["kind"].as_str()).collect();
         assert_eq!(names, BUILT_IN);
@@ -110,21 +110,23 @@ fn long_lists_of_services_come_compressed() -> Result<()> {
     };
     context.api.put_all(&(0..SERVICES).map(service).collect::<Vec<_>>())?;
     for only_json in [true, false] {
-        context.api.behave(|manners| manners.only_json = only_json);
+        context.api.behave(|behaviour| behaviour.only_json = only_json);
         let agent = context.start_agent()?;
         assert_eq!(services(&agent)?, u64::from(SERVICES));
         let bytes = services_bytes(&agent)?;
         ensure!(bytes < u64::from(SERVICES) * NOTE as u64 / 4, "{bytes} bytes");
         context.api.stop();
         context.api.delete(&service(0))?;
-        context.api.behave(|manners| (manners.damages_lists, manners.forgets) = (true, true));
+        context.api.behave(|behaviour| (behaviour.damages_lists, behaviour.forgets) = (true, true));
         context.go_on()?;
         until_error(
             &agent,
             "Services: the API server's answer cannot be read: what is compressed",
         )?;
         assert_eq!(services(&agent)?, u64::from(SERVICES));
-        context.api.behave(|manners| (manners.damages_lists, manners.forgets) = (false, false));
+        context
+            .api
+            .behave(|behaviour| (behaviour.damages_lists, behaviour.forgets) = (false, false));
         until_no_error(&agent)?;
         assert_eq!(services(&agent)?, u64::from(SERVICES) - 1);
         context.api.put(&service(0))?;
@@ -153,7 +155,7 @@ fn what_is_not_ours_is_not_served_and_explain_names_its_proxy() -> Result<()> {
         let printed = context.fixture.explain(&agent, Host::Outside, to, Protocol::Tcp)?;
         assert!(printed.steps.iter().any(|step| step.what.contains("another proxy: \"another\"")));
         context.api.delete(&foreign)?;
-        eventually("it is gone", BOUND, || {
+        eventually("it is gone", TIMEOUT, || {
             let printed = context.fixture.explain(&agent, Host::Outside, to, Protocol::Tcp)?;
             Ok(printed.verdict != "foreign")
         })?;
@@ -236,7 +238,7 @@ fn a_large_object_and_very_many_ports() -> Result<()> {
 fn a_bad_object_is_named_and_the_rest_goes_on() -> Result<()> {
     let context = ApiContext::own("kube-bad")?;
     // In protobuf there is no such thing as a port that is a text.
-    context.api.behave(|manners| manners.only_json = true);
+    context.api.behave(|behaviour| behaviour.only_json = true);
     context.put_node()?;
     context.put_web("web", 10, &[Host::Routed])?;
     let mut bad = manifest::service("bad", &service_ips(11), &HTTP);
@@ -298,7 +300,7 @@ fn kubectl_and_the_agent_see_one_api() -> Result<()> {
     context.until(10, "no port 80 any more", |outcome| *outcome == Outcome::Refused)?;
     kubectl(&context, &["delete", "service", "web", "--wait=false"])?;
     context.until_unknown(10)?;
-    eventually("no services", BOUND, || Ok(services(&agent)? == 0))?;
+    eventually("no services", TIMEOUT, || Ok(services(&agent)? == 0))?;
     until_no_error(&agent)
 }
 
@@ -317,13 +319,13 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
     let mut context = ApiContext::own("kube-wake")?;
     context.put_node()?;
     context.put_web("web", 10, &[Host::Routed])?;
-    context.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    context.api.behave(|behaviour| behaviour.unserved = vec!["servicecidrs"]);
     let agent = context.start_agent()?;
     context.until_answered(10, Host::Routed)?;
     context.api.stop();
     std::thread::sleep(OUTAGE);
     // It comes back as a newer version, which serves them all.
-    context.api.behave(|manners| manners.unserved = Vec::new());
+    context.api.behave(|behaviour| behaviour.unserved = Vec::new());
     let before = context.api.requests().len();
     context.go_on()?;
     let answered = || {
@@ -332,9 +334,9 @@ fn the_first_answer_after_an_outage_wakes_every_kind() -> Result<()> {
             requests.iter().any(|request| request.status == 200 && request.path.ends_with(kind))
         })
     };
-    eventually("some kind is answered", BOUND, || Ok(answered().contains(&true)))?;
+    eventually("some kind is answered", TIMEOUT, || Ok(answered().contains(&true)))?;
     let first = Instant::now();
-    eventually("every kind is answered", BOUND, || {
+    eventually("every kind is answered", TIMEOUT, || {
         let waited = first.elapsed();
         ensure!(waited < WOKEN, "{KINDS:?}: {:?} after {waited:?}", answered());
         Ok(!answered().contains(&false))

@@ -10,7 +10,7 @@ use denizen_tests::node::cluster::NODE;
 use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest;
 use denizen_tests::node::world::ip;
-use denizen_tests::peers::api::context::{ApiContext, BOUND, HTTP, until_error, until_no_error};
+use denizen_tests::peers::api::context::{ApiContext, HTTP, TIMEOUT, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ fn events(context: &ApiContext<ApiServer>, reason: &str) -> Vec<Value> {
 }
 
 fn until_event(context: &ApiContext<ApiServer>, reason: &str) -> Result<Value> {
-    eventually(reason, BOUND, || Ok(!events(context, reason).is_empty()))?;
+    eventually(reason, TIMEOUT, || Ok(!events(context, reason).is_empty()))?;
     events(context, reason).pop().context("it was there")
 }
 
@@ -95,7 +95,7 @@ fn wrong_policy(name: &str, labels: &Value) -> Value {
 fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Result<()> {
     let context = ApiContext::own("kube-policy-event")?;
     // A real server drops a field that it does not know, and in protobuf it has a number.
-    context.api.behave(|manners| manners.only_json = true);
+    context.api.behave(|behaviour| behaviour.only_json = true);
     context.put_node()?;
     context.api.put(&wrong_policy("first", &json!({})))?;
     let agent = context.start_agent()?;
@@ -115,7 +115,7 @@ fn a_policy_that_is_not_understood_is_an_event_once_and_in_the_status() -> Resul
     context.api.put(&wrong_policy("second", &json!({})))?;
     let all = || events(&context, "InvalidNetworkPolicy");
     let names_second = |event: &Value| event["regarding"]["name"] == "second";
-    eventually("the other is named", BOUND, || Ok(all().iter().any(names_second)))?;
+    eventually("the other is named", TIMEOUT, || Ok(all().iter().any(names_second)))?;
     assert_eq!(all().len(), 2, "{:?}", all());
     // The API would not keep an event that it has. Besides these two, one is about the start.
     let requests = context.api.requests();
@@ -155,7 +155,7 @@ fn a_pod_cidr_without_a_route_is_an_event_and_others_get_theirs() -> Result<()> 
     assert_eq!(event["note"], text);
     let routes = || here.output("ip", &["-N", "route", "show", "proto", "213"]);
     let through = |range: &str| format!("{range} via 198.18.0.66 dev eth0 metric 1190 \n");
-    let until = |wanted: &str| observed("routed", BOUND, routes, |routes| routes == wanted);
+    let until = |wanted: &str| observed("routed", TIMEOUT, routes, |routes| routes == wanted);
     until(&through("10.99.0.0/24"))?;
     node(&["10.98.0.0/24", "192.168.0.0/24"])?;
     until(&through("10.98.0.0/24"))?;
@@ -170,12 +170,12 @@ fn a_pod_cidr_without_a_route_is_an_event_and_others_get_theirs() -> Result<()> 
 #[test]
 fn an_event_that_cannot_be_written_stops_nothing() -> Result<()> {
     let context = ApiContext::own("kube-noevent")?;
-    context.api.behave(|manners| manners.forbidden = vec!["events"]);
+    context.api.behave(|behaviour| behaviour.forbidden = vec!["events"]);
     context.put_node()?;
     context.put_web("web", 10, &[Host::Routed])?;
     let agent = context.start_agent()?;
     context.until_answered(10, Host::Routed)?;
-    eventually("it is said", BOUND, || Ok(agent.log().contains("cannot write an event")))?;
+    eventually("it is said", TIMEOUT, || Ok(agent.log().contains("cannot write an event")))?;
     until_no_error(&agent)?;
     assert!(context.api.objects("events").is_empty());
     Ok(())
@@ -204,7 +204,7 @@ fn an_address_outside_the_permitted_ranges_is_an_event_and_never_in_the_kernel()
     until_error(&agent, text)?;
     let rules = || here.output("nft", &["list", "ruleset"]);
     let rules =
-        observed("the other one is served", BOUND, rules, |rules| rules.contains("192.0.2.7"))?;
+        observed("the other one is served", TIMEOUT, rules, |rules| rules.contains("192.0.2.7"))?;
     assert!(!rules.contains("198.51.100.53"), "{rules}");
     service["spec"]["externalIPs"] = json!(["192.0.2.7"]);
     context.api.put(&service)?;
@@ -215,7 +215,7 @@ fn an_address_outside_the_permitted_ranges_is_an_event_and_never_in_the_kernel()
 #[test]
 fn policies_of_one_priority_about_one_pod_are_events() -> Result<()> {
     let context = ApiContext::own("kube-cnp-tie")?;
-    context.api.behave(|manners| manners.tiers = true);
+    context.api.behave(|behaviour| behaviour.tiers = true);
     context.put_node()?;
     context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
     let policy = |name: &str, priority: u16| {
@@ -238,7 +238,7 @@ fn policies_of_one_priority_about_one_pod_are_events() -> Result<()> {
         all.iter().filter_map(name).collect::<BTreeSet<_>>()
     };
     let expected = ["first", "second"].map(str::to_owned).into();
-    eventually("both are named", BOUND, || Ok(named() == expected))?;
+    eventually("both are named", TIMEOUT, || Ok(named() == expected))?;
     let event = &events(&context, "SamePriority")[0];
     assert_eq!(event["type"], "Warning");
     let note = event["note"].as_str().context("a note")?;
@@ -246,5 +246,5 @@ fn policies_of_one_priority_about_one_pod_are_events() -> Result<()> {
     // It is news again only once it was otherwise.
     context.api.put(&policy("second", 7))?;
     context.api.put(&policy("third", 5))?;
-    eventually("the new one is named", BOUND, || Ok(named().contains("third")))
+    eventually("the new one is named", TIMEOUT, || Ok(named().contains("third")))
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use denizen_model::Event;
-use denizen_tests::agent::{Agent, STARTING, Settings};
+use denizen_tests::agent::{Agent, START_TIMEOUT, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::peers::api::context::{
-    ApiContext, BOUND, until_error, until_no_error, with_faulty_apis,
+    ApiContext, TIMEOUT, until_error, until_no_error, with_faulty_apis,
 };
 use denizen_tests::peers::api::{Api, ApiServer, CutPoint};
 use serde_json::{Value, json};
@@ -31,18 +31,18 @@ fn with_firewall(context: &ApiContext<ApiServer>) -> Settings {
 fn a_kind_that_is_told_to_wait_waits_and_wakes_nobody() -> Result<()> {
     with_faulty_apis("faults-429", |context| {
         context.put_node()?;
-        context.api.behave(|manners| manners.too_many = Some(("networkpolicies", 3)));
+        context.api.behave(|behaviour| behaviour.too_many = Some(("networkpolicies", 3)));
         let mut agent = Agent::spawn(&context.fixture.cluster.world.node, with_firewall(context))?;
         until_error(&agent, "NetworkPolicies: Too many requests")?;
         let requests = || Ok::<_, anyhow::Error>(requests_for(context, POLICIES)?.0);
-        eventually("it is asked again", BOUND, || Ok(requests()?.len() >= 3))?;
+        eventually("it is asked again", TIMEOUT, || Ok(requests()?.len() >= 3))?;
         for pair in requests()?.windows(2) {
             let waited = pair[1].at - pair[0].at;
             ensure!(waited >= Duration::from_secs(3), "{waited:?}");
         }
         assert_eq!(requests_for(context, NAMESPACES)?.0.len(), 1);
-        context.api.behave(|manners| manners.too_many = None);
-        agent.wait_programmed(6 * STARTING)?;
+        context.api.behave(|behaviour| behaviour.too_many = None);
+        agent.wait_programmed(6 * START_TIMEOUT)?;
         until_no_error(&agent)
     })
 }
@@ -55,7 +55,7 @@ fn a_watch_that_is_cut_lists_nothing_again() -> Result<()> {
         let mut following = Following::start(context)?;
         following.until_listed()?;
         for only_json in [true, false] {
-            context.api.behave(|manners| manners.only_json = only_json);
+            context.api.behave(|behaviour| behaviour.only_json = only_json);
             for point in [CutPoint::Length, CutPoint::Body, CutPoint::Between] {
                 let mut brings = |app: &str| -> Result<()> {
                     context.api.put(&pod("web", app, "Running"))?;
@@ -67,7 +67,7 @@ fn a_watch_that_is_cut_lists_nothing_again() -> Result<()> {
                 context.api.cut_watches_at(point);
                 brings(&format!("{only_json}-after-{point:?}"))?;
                 let is_again = || Ok(requests_for(context, PODS)?.1.len() > before);
-                eventually("pods are watched again", BOUND, is_again)?;
+                eventually("pods are watched again", TIMEOUT, is_again)?;
             }
         }
         for path in LISTED {
@@ -91,16 +91,18 @@ fn a_list_that_breaks_off_takes_nothing_away() -> Result<()> {
             following.until_pods(&[("gone", "gone"), ("web", "web")])?;
             context.api.stop();
             context.api.delete(&gone)?;
-            context.api.behave(|manners| {
-                manners.only_json = only_json;
-                (manners.breaks_lists, manners.forgets) = (usize::MAX, true);
+            context.api.behave(|behaviour| {
+                behaviour.only_json = only_json;
+                (behaviour.breaks_lists, behaviour.forgets) = (usize::MAX, true);
             });
             let before = requests_for(context, PODS)?.0.len();
             context.go_on()?;
             let tried = || Ok(requests_for(context, PODS)?.0.len() >= before + 2);
-            eventually("lists are tried", BOUND, tried)?;
+            eventually("lists are tried", TIMEOUT, tried)?;
             following.until_pods(&[("gone", "gone"), ("web", "web")])?;
-            context.api.behave(|manners| (manners.breaks_lists, manners.forgets) = (0, false));
+            context
+                .api
+                .behave(|behaviour| (behaviour.breaks_lists, behaviour.forgets) = (0, false));
             following.until_pods(&[("web", "web")])?;
         }
         Ok(())
@@ -114,12 +116,12 @@ fn an_event_above_16_mib_ends_its_watch() -> Result<()> {
         context.put_node()?;
         let agent = Agent::start(&context.fixture.cluster.world.node, with_firewall(context))?;
         for only_json in [true, false] {
-            context.api.behave(|manners| {
-                manners.only_json = only_json;
-                manners.oversized = vec!["networkpolicies"];
+            context.api.behave(|behaviour| {
+                behaviour.only_json = only_json;
+                behaviour.oversized = vec!["networkpolicies"];
             });
             context.api.cut_watches();
-            agent.until("this kind alone is named", BOUND, |status| {
+            agent.until("this kind alone is named", TIMEOUT, |status| {
                 let errors = status["errors"].as_array().map_or(&[][..], Vec::as_slice);
                 let mut errors = errors.iter().filter_map(Value::as_str);
                 let named = "an object in it has more than 16 MiB";
@@ -127,7 +129,7 @@ fn an_event_above_16_mib_ends_its_watch() -> Result<()> {
                     error.contains("NetworkPolicies: ") && error.contains(named)
                 }) && errors.next().is_none()
             })?;
-            context.api.behave(|manners| manners.oversized.clear());
+            context.api.behave(|behaviour| behaviour.oversized.clear());
             until_no_error(&agent)?;
         }
         Ok(())
@@ -198,7 +200,7 @@ fn objects_are_the_same_in_both_encodings() -> Result<()> {
         context.put_node()?;
         context.api.put_all(&sparse())?;
         let listed = |only_json: bool| -> Result<Vec<String>> {
-            context.api.behave(|manners| manners.only_json = only_json);
+            context.api.behave(|behaviour| behaviour.only_json = only_json);
             let mut following = Following::start(context)?;
             following.until_listed()?;
             let is_object = |event: &&Event| !matches!(event, Event::Listed(_));

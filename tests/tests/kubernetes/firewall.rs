@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_model::{Event, Notice, NoticeReason, NoticeSubject};
 use denizen_source::events::Notices;
 use denizen_tests::eventually::eventually;
-use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT};
 use denizen_tests::peers::api::{Api, ReceivedRequest};
 use serde_json::json;
 
@@ -17,7 +17,7 @@ use crate::following::{Following, client, pod, pod_name, policy, run_on_node};
 fn pods_are_followed_until_they_end() -> Result<()> {
     for refuses_fields in [false, true] {
         let context = ApiContext::own("kube-pods")?;
-        context.api.behave(|manners| manners.refuses_fields = refuses_fields);
+        context.api.behave(|behaviour| behaviour.refuses_fields = refuses_fields);
         let namespace =
             json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "shop" } });
         let mut host = pod("host", "web", "Running");
@@ -64,7 +64,7 @@ fn a_pod_that_ends_is_an_event_like_any_other() -> Result<()> {
             .filter(|request| request.path == "/api/v1/pods")
             .partition(ReceivedRequest::is_watch)
     };
-    eventually("pods are listed and watched again", BOUND, || {
+    eventually("pods are listed and watched again", TIMEOUT, || {
         // Only a watch that runs can expire.
         context.api.expire_watches();
         let (watches, lists) = of_pods();
@@ -91,7 +91,7 @@ fn a_pod_that_ends_is_an_event_like_any_other() -> Result<()> {
 fn a_pod_is_asked_for_while_a_list_has_no_end() -> Result<()> {
     let context = ApiContext::own("kube-endless")?;
     context.api.put_all(&[pod("web", "web", "Running"), pod("db", "db", "Running")])?;
-    context.api.behave(|manners| manners.never_ends_lists = true);
+    context.api.behave(|behaviour| behaviour.never_ends_lists = true);
     let mut following = Following::start(&context)?;
     following.unknown.send_replace([pod_name("web")].into());
     following.until_pods(&[("web", "web")])?;
@@ -109,7 +109,7 @@ fn a_pod_is_asked_for_while_a_list_has_no_end() -> Result<()> {
 fn a_pod_that_the_watch_has_not_brought_is_asked_for() -> Result<()> {
     let context = ApiContext::own("kube-lookup")?;
     // The list of pods begins, and does not end.
-    context.api.behave(|manners| manners.never_ends_lists = true);
+    context.api.behave(|behaviour| behaviour.never_ends_lists = true);
     let mut following = Following::start(&context)?;
     let names = ["web", "../../services", "later"].map(pod_name);
     following.unknown.send_replace(names.into());
@@ -140,7 +140,7 @@ fn policies_that_the_watch_has_not_brought_are_read() -> Result<()> {
     context.api.put(&policy(&json!({})))?;
     let mut following = Following::start(&context)?;
     following.until_listed()?;
-    context.api.behave(|manners| manners.late.push("networkpolicies"));
+    context.api.behave(|behaviour| behaviour.late.push("networkpolicies"));
     let mut changed = policy(&json!({ "ports": [{ "port": 80 }] }));
     context.api.put(&changed)?;
     let ports = |sent: &[Event]| {
@@ -159,7 +159,7 @@ fn policies_that_the_watch_has_not_brought_are_read() -> Result<()> {
     context.api.delete(&changed)?;
     context.api.put(&changed)?;
     following.until_read(3)?;
-    context.api.behave(|manners| manners.late.clear());
+    context.api.behave(|behaviour| behaviour.late.clear());
     changed["spec"]["ingress"] = json!([]);
     context.api.put(&changed)?;
     following.until("the last state", |sent| ports(sent).len() == 4)?;
@@ -174,15 +174,15 @@ fn policies_that_cannot_be_read_are_given_up() -> Result<()> {
     let context = ApiContext::own("kube-unread")?;
     let mut following = Following::start(&context)?;
     following.until_listed()?;
-    context.api.behave(|manners| manners.silent.push("networkpolicies"));
+    context.api.behave(|behaviour| behaviour.silent.push("networkpolicies"));
     let path = "/apis/networking.k8s.io/v1/namespaces/shop/networkpolicies";
     let reads = || context.api.requests().iter().filter(|request| request.path == path).count();
     following.read(1)?;
-    eventually("the first is under way", BOUND, || Ok(reads() == 1))?;
+    eventually("the first is under way", TIMEOUT, || Ok(reads() == 1))?;
     (2..=9).try_for_each(|ticket| following.read(ticket))?;
     (1..=9).try_for_each(|ticket| following.until_done(ticket))?;
     assert_eq!(reads(), 2);
-    context.api.behave(|manners| manners.silent.clear());
+    context.api.behave(|behaviour| behaviour.silent.clear());
     following.until_read(10)
 }
 
@@ -190,7 +190,7 @@ fn policies_that_cannot_be_read_are_given_up() -> Result<()> {
 fn a_wrong_policy_is_reported_once_for_each_text() -> Result<()> {
     let context = ApiContext::own("kube-wrong")?;
     // In protobuf, a field that is not known has a number.
-    context.api.behave(|manners| manners.only_json = true);
+    context.api.behave(|behaviour| behaviour.only_json = true);
     context.api.put(&policy(&json!({ "form": [] })))?;
     let mut following = Following::start(&context)?;
     following.until_listed()?;
@@ -205,7 +205,7 @@ fn a_wrong_policy_is_reported_once_for_each_text() -> Result<()> {
         sent.iter().filter(|event| matches!(event, Event::NetworkPolicy(..))).count()
     };
     following.until("three states", |sent| policies(sent) == 3)?;
-    eventually("another text", BOUND, || Ok(!following.wrong.is_empty()))?;
+    eventually("another text", TIMEOUT, || Ok(!following.wrong.is_empty()))?;
     assert!(following.wrong.try_recv()?.text.contains("spec.ingress[0]"));
     ensure!(following.wrong.try_recv().is_err(), "one for each text");
     Ok(())
@@ -229,7 +229,7 @@ fn all_nodes_write_one_event_about_a_wrong_policy() -> Result<()> {
         }
     })?;
     let writes = || context.api.requests().iter().filter(|request| request.status != 0).count();
-    eventually("both nodes have written", BOUND, || Ok(writes() == 4))?;
+    eventually("both nodes have written", TIMEOUT, || Ok(writes() == 4))?;
     let events = context.api.objects("events");
     assert_eq!(events.len(), 2, "{events:?}");
     let first = &events[0];

@@ -10,7 +10,7 @@ use denizen_source::kube::{self, PodScopes, PolicyRead, PolicyReads, SharedClien
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::cluster::NODE;
 use denizen_tests::peers::api::Api;
-use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -77,7 +77,7 @@ impl Following {
 
     /// Waits until what was sent is as `wanted`.
     pub(crate) fn until(&mut self, what: &str, wanted: impl Fn(&[Event]) -> bool) -> Result<()> {
-        let waited = eventually(what, BOUND, || {
+        let waited = eventually(what, TIMEOUT, || {
             while let Ok(batch) = self.events.try_recv() {
                 self.sent.extend(batch);
             }
@@ -101,7 +101,7 @@ impl Following {
 
     pub(crate) fn until_done(&mut self, ticket: u64) -> Result<()> {
         let done = || Ok(self.done_reads.try_recv() == Ok(ticket));
-        eventually(&format!("read {ticket} is done"), BOUND, done)
+        eventually(&format!("read {ticket} is done"), TIMEOUT, done)
     }
 
     pub(crate) fn until_read(&mut self, ticket: u64) -> Result<()> {

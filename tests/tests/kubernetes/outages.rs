@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING, Settings};
+use denizen_tests::agent::{Agent, START_TIMEOUT, Settings};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::Host;
 use denizen_tests::node::pod::Wiring;
-use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ fn the_first_list_is_one_request_to_the_cache() -> Result<()> {
     until_no_error(&agent)?;
     // As a server that has been restored from an older copy: it never gets that far.
     context.api.expire_watches();
-    eventually("services are listed again", BOUND, || {
+    eventually("services are listed again", TIMEOUT, || {
         Ok(lists(&requests(&context, "services")) > 1)
     })?;
     let again = requests(&context, "services").into_iter().rfind(ReceivedRequest::is_page);
@@ -89,7 +89,7 @@ fn all_watches_share_a_connection_where_the_server_speaks_http2() -> Result<()> 
     let used: BTreeSet<_> = watches.iter().map(|watch| watch.connection).collect();
     ensure!(watches.len() >= 6 && used.len() == 1, "{watches:?}");
     // The event of the agent's start too.
-    eventually("an event", BOUND, || {
+    eventually("an event", TIMEOUT, || {
         Ok(context.api.requests().iter().any(|request| request.method == "POST"))
     })?;
     assert_eq!(context.api.connections(), 1, "{:?}", context.api.requests());
@@ -100,7 +100,7 @@ fn all_watches_share_a_connection_where_the_server_speaks_http2() -> Result<()> 
 #[test]
 fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
     let context = context("kube-http1")?;
-    context.api.behave(|manners| manners.only_http1 = true);
+    context.api.behave(|behaviour| behaviour.only_http1 = true);
     let agent = context.start_agent()?;
     context.until_answered(10, Host::Routed)?;
     let watches = context.api.requests().into_iter().filter(ReceivedRequest::is_watch);
@@ -117,11 +117,11 @@ fn a_server_that_speaks_http1_alone_is_followed() -> Result<()> {
 fn a_page_is_not_taken_for_the_whole_list() -> Result<()> {
     let context = context("kube-page")?;
     context.put_web("second", 11, &[Host::Bridged])?;
-    context.api.behave(|manners| manners.page = 1);
+    context.api.behave(|behaviour| behaviour.page = 1);
     let mut agent = context.spawn_agent()?;
     until_error(&agent, "only a part of the list")?;
-    context.api.behave(|manners| manners.page = usize::MAX);
-    agent.wait_programmed(6 * STARTING)?;
+    context.api.behave(|behaviour| behaviour.page = usize::MAX);
+    agent.wait_programmed(6 * START_TIMEOUT)?;
     context.until_answered(11, Host::Bridged)?;
     until_no_error(&agent)
 }
@@ -132,7 +132,7 @@ fn another_encoding_in_the_middle_is_understood() -> Result<()> {
     let context = context("kube-either")?;
     let agent = context.start_agent()?;
     for (only_json, who) in [(true, Host::Remote), (false, Host::Bridged), (true, Host::Routed)] {
-        context.api.behave(|manners| manners.only_json = only_json);
+        context.api.behave(|behaviour| behaviour.only_json = only_json);
         context.api.cut_watches();
         context.put_web("web", 10, &[who])?;
         context.until_answered(10, who)?;
@@ -148,9 +148,9 @@ fn another_encoding_in_the_middle_is_understood() -> Result<()> {
 fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
     for only_json in [true, false] {
         let context = context("kube-nofield")?;
-        context.api.behave(|manners| {
-            manners.only_json = only_json;
-            manners.refuses_fields = true;
+        context.api.behave(|behaviour| {
+            behaviour.only_json = only_json;
+            behaviour.refuses_fields = true;
         });
         let agent = context.start_agent()?;
         let served = agent.status()?["services"].clone();
@@ -176,7 +176,7 @@ fn a_server_that_selects_no_fields_is_asked_for_all_services() -> Result<()> {
 #[test]
 fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
     let context = context("kube-resume")?;
-    context.api.behave(|manners| manners.bookmarks = Duration::from_millis(50));
+    context.api.behave(|behaviour| behaviour.bookmarks = Duration::from_millis(50));
     let agent = context.start_agent()?;
     // Nothing happens to a Node, so that only a bookmark tells where its watch goes on.
     let node_watches = || -> Vec<u64> {
@@ -190,11 +190,11 @@ fn a_watch_that_breaks_goes_on_where_it_was() -> Result<()> {
         context.api.cut_watches();
         context.put_web("web", 10, &[who])?;
         context.until_answered(10, who).with_context(|| format!("round {round}"))?;
-        eventually("the Node is watched again", BOUND, || Ok(node_watches().len() > before))?;
+        eventually("the Node is watched again", TIMEOUT, || Ok(node_watches().len() > before))?;
     }
     // Each time longer, so that one watch lasts until its bookmark comes.
     let (mut cut, mut patience) = (Instant::now(), Duration::from_millis(100));
-    eventually("a bookmark counts", BOUND, || {
+    eventually("a bookmark counts", TIMEOUT, || {
         if cut.elapsed() > patience {
             (cut, patience) = (Instant::now(), 2 * patience);
             context.api.cut_watches();
@@ -215,7 +215,7 @@ fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
     let agent = context.start_agent()?;
     context.until_answered(11, Host::Bridged)?;
     context.api.expire_watches();
-    eventually("services are listed again", BOUND, || {
+    eventually("services are listed again", TIMEOUT, || {
         Ok(lists(&requests(&context, "services")) > 1)
     })?;
     context.put_web("web", 10, &[Host::Bridged])?;
@@ -231,16 +231,16 @@ fn a_watch_that_is_too_old_is_listed_anew() -> Result<()> {
 fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
     for only_json in [true, false] {
         let mut context = context(if only_json { "kube-half-j" } else { "kube-half-p" })?;
-        context.api.behave(|manners| manners.only_json = only_json);
+        context.api.behave(|behaviour| behaviour.only_json = only_json);
         context.put_web("gone", 11, &[Host::Bridged])?;
         let agent = context.start_agent()?;
         context.until_answered(11, Host::Bridged)?;
         change_behind_its_back(&mut context)?;
         // "web" is all there is; half of a list of services or of slices says less than that.
-        context.api.behave(|manners| manners.breaks_lists = usize::MAX);
+        context.api.behave(|behaviour| behaviour.breaks_lists = usize::MAX);
         let before = context.api.requests().len();
         context.go_on()?;
-        eventually("lists are tried", BOUND, || {
+        eventually("lists are tried", TIMEOUT, || {
             let since = &context.api.requests()[before..];
             let of = |resource: &str| {
                 let tried: Vec<ReceivedRequest> = since
@@ -254,7 +254,7 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
         })?;
         context.until_answered(10, Host::Routed)?;
         context.until_answered(11, Host::Bridged)?;
-        context.api.behave(|manners| manners.breaks_lists = 0);
+        context.api.behave(|behaviour| behaviour.breaks_lists = 0);
         context.until_unknown(11)?;
         context.until_answered(10, Host::Remote)?;
         until_no_error(&agent)?;
@@ -265,12 +265,12 @@ fn what_is_gone_is_known_only_from_a_whole_list() -> Result<()> {
 #[test]
 fn slow_answers_and_events_that_are_none() -> Result<()> {
     let context = context("kube-slow")?;
-    context.api.behave(|manners| {
-        manners.slow = Some((100, Duration::from_millis(2)));
-        manners.garbage_every = Some(3);
+    context.api.behave(|behaviour| {
+        behaviour.slow = Some((100, Duration::from_millis(2)));
+        behaviour.garbage_every = Some(3);
     });
     let mut agent = context.spawn_agent()?;
-    agent.wait_programmed(6 * STARTING)?;
+    agent.wait_programmed(6 * START_TIMEOUT)?;
     context.until_answered(10, Host::Routed)?;
     for who in [Host::Remote, Host::Bridged, Host::Routed] {
         context.put_web("web", 10, &[who])?;
@@ -282,17 +282,17 @@ fn slow_answers_and_events_that_are_none() -> Result<()> {
 #[test]
 fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
     let context = context("kube-owed")?;
-    context.api.behave(|manners| manners.silent = vec!["endpointslices"]);
+    context.api.behave(|behaviour| behaviour.silent = vec!["endpointslices"]);
     let agent = context.spawn_agent()?;
     let waits = |for_what: &str| {
         let agent = &agent;
         let expected = json!([for_what]);
         move || Ok(agent.status().is_ok_and(|status| status["waitingFor"] == expected))
     };
-    eventually("all but the slices are known", BOUND, waits("endpoint slices"))?;
+    eventually("all but the slices are known", TIMEOUT, waits("endpoint slices"))?;
     assert_eq!(agent.status()?["pods"], 2, "the pods are programmed");
     context.until_unknown(10)?;
-    context.api.behave(|manners| manners.silent = Vec::new());
+    context.api.behave(|behaviour| behaviour.silent = Vec::new());
     // Who waits is not answered later: that question is given up after a while.
     context.api.cut_watches();
     context.until_answered(10, Host::Routed)
@@ -301,13 +301,13 @@ fn no_service_before_every_first_list_and_pods_at_once() -> Result<()> {
 #[test]
 fn service_cidrs_are_no_condition() -> Result<()> {
     let unserved = context("kube-404")?;
-    unserved.api.behave(|manners| manners.unserved = vec!["servicecidrs"]);
+    unserved.api.behave(|behaviour| behaviour.unserved = vec!["servicecidrs"]);
     let agent = unserved.start_agent()?;
     unserved.until_answered(10, Host::Routed)?;
     until_no_error(&agent)?;
     drop(unserved);
     let forbidden = context("kube-403")?;
-    forbidden.api.behave(|manners| manners.forbidden = vec!["servicecidrs"]);
+    forbidden.api.behave(|behaviour| behaviour.forbidden = vec!["servicecidrs"]);
     let agent = forbidden.start_agent()?;
     forbidden.until_answered(10, Host::Routed)?;
     until_error(&agent, "ClusterRole must allow list and watch of ServiceCIDRs")
@@ -317,10 +317,10 @@ fn service_cidrs_are_no_condition() -> Result<()> {
 #[test]
 fn a_server_that_is_too_old_is_named_with_what_it_lacks() -> Result<()> {
     let context = context("kube-old")?;
-    context.api.behave(|manners| {
-        manners.unserved = vec!["endpointslices", "servicecidrs"];
-        manners.refuses_fields = true;
-        manners.refuses_streams = true;
+    context.api.behave(|behaviour| {
+        behaviour.unserved = vec!["endpointslices", "servicecidrs"];
+        behaviour.refuses_fields = true;
+        behaviour.refuses_streams = true;
     });
     let agent = context.spawn_agent()?;
     until_error(&agent, "EndpointSlices: ")?;
@@ -329,20 +329,20 @@ fn a_server_that_is_too_old_is_named_with_what_it_lacks() -> Result<()> {
         let errors = status["errors"].as_array().map(Vec::len);
         status["waitingFor"] == json!(["endpoint slices"]) && errors == Some(1)
     };
-    agent.until("everything else is known", BOUND, waits).map(drop)
+    agent.until("everything else is known", TIMEOUT, waits).map(drop)
 }
 
 #[test]
 fn a_token_that_is_replaced_is_read_again() -> Result<()> {
     let context = context("kube-token")?;
-    context.api.behave(|manners| manners.tokens = vec!["the-second-token".to_owned()]);
+    context.api.behave(|behaviour| behaviour.tokens = vec!["the-second-token".to_owned()]);
     let mut agent = context.spawn_agent()?;
     until_error(&agent, "Unauthorized")?;
     context.api.publish_token("the-second-token")?;
-    agent.wait_programmed(6 * STARTING)?;
+    agent.wait_programmed(6 * START_TIMEOUT)?;
     context.until_answered(10, Host::Routed)?;
     // The next one, while it runs, and the server knows the old one no more.
-    context.api.behave(|manners| manners.tokens = vec!["the-third-token".to_owned()]);
+    context.api.behave(|behaviour| behaviour.tokens = vec!["the-third-token".to_owned()]);
     context.api.cut_watches();
     until_error(&agent, "Unauthorized")?;
     context.until_answered(10, Host::Routed)?;
@@ -405,7 +405,7 @@ fn pods_are_programmed(context: &ApiContext<ApiServer>, agent: &Agent) -> Result
         let pod = context.fixture.cluster.add_pod(&format!("p{round}"), Wiring::Bridged)?;
         assert_eq!(agent.status()?["pods"], 3, "the two of before, and this one");
         pod.detach(&context.fixture.cluster.world.node)?;
-        eventually("it is forgotten", BOUND, || Ok(agent.status()?["pods"] == 2))?;
+        eventually("it is forgotten", TIMEOUT, || Ok(agent.status()?["pods"] == 2))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use denizen_tests::agent::{Agent, Settings};
 use denizen_tests::conf::{built_with, documents};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::Host;
-use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT};
 use denizen_tests::peers::api::{ApiServer, ReceivedRequest};
 use serde_json::Value;
 
@@ -92,7 +92,7 @@ fn until_all_is_asked_for(
     context: &ApiContext<ApiServer>,
     permitted: &BTreeSet<GrantedRight>,
 ) -> Result<()> {
-    eventually("everything that is permitted is asked for", BOUND, || {
+    eventually("everything that is permitted is asked for", TIMEOUT, || {
         let requests = context.api.requests();
         let of_tiers =
             |request: &&ReceivedRequest| request.path.contains("policy.networking.k8s.io");

@@ -11,7 +11,7 @@ use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::packets::probe::{Outcome, Probe};
-use denizen_tests::peers::api::context::{ApiContext, BOUND, until_error, until_no_error};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT, until_error, until_no_error};
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
@@ -27,7 +27,7 @@ fn deny_all() -> Value {
 fn context(label: &str) -> Result<ApiContext<ApiServer>> {
     let mut context = ApiContext::own(label)?;
     context.fixture.cluster.wait_as(&json!({ "timeout": "2s", "onTimeout": "isolate" }));
-    context.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
+    context.api.behave(|behaviour| behaviour.forbidden = vec!["networkpolicies"]);
     context.put_node()?;
     context.put_web("web", 10, &[Host::Remote])?;
     context.api.put(&deny_all())?;
@@ -36,7 +36,7 @@ fn context(label: &str) -> Result<ApiContext<ApiServer>> {
 
 /// What a pod gets from the service.
 fn served(pod: &Pod) -> [Outcome; 2] {
-    service_ips(10).map(|service| Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns))
+    service_ips(10).map(|service| Probe::tcp(SocketAddr::new(service, 80)).send_in(&pod.netns))
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     context.until_answered(10, Host::Remote)?;
     let refused =
         |status: &Value| status["networkPolicy"]["refused"] == json!(["network policies"]);
-    agent.until("it is refused", BOUND, refused)?;
+    agent.until("it is refused", TIMEOUT, refused)?;
     until_error(&agent, "list and watch of NetworkPolicies")?;
     let text = cluster.world.node.output(
         &binary::ours("denizen-agent")?.display().to_string(),
@@ -65,8 +65,8 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
     assert_eq!(health.status, 200, "{health:?}");
 
     let pod = cluster.add_pod("last", Wiring::Bridged)?;
-    context.api.behave(|manners| manners.forbidden = Vec::new());
-    eventually("policies hold as soon as they may be read", BOUND, || {
+    context.api.behave(|behaviour| behaviour.forbidden = Vec::new());
+    eventually("policies hold as soon as they may be read", TIMEOUT, || {
         Ok(served(&pod).iter().all(|outcome| *outcome == Outcome::Dropped))
     })?;
     assert_eq!(agent.status()?["networkPolicy"]["refused"], json!([]));
@@ -78,7 +78,7 @@ fn services_go_on_and_status_says_what_is_refused() -> Result<()> {
 #[test]
 fn what_is_enforced_stays_when_a_restarted_agent_may_read_no_policies() -> Result<()> {
     let context = context("kube-403-again")?;
-    context.api.behave(|manners| manners.forbidden = Vec::new());
+    context.api.behave(|behaviour| behaviour.forbidden = Vec::new());
     let agent = context.start_agent()?;
     let pod = context.fixture.cluster.add_pod("before", Wiring::Routed)?;
     let is_isolated = || served(&pod).iter().all(|outcome| *outcome == Outcome::Dropped);
@@ -86,12 +86,12 @@ fn what_is_enforced_stays_when_a_restarted_agent_may_read_no_policies() -> Resul
     agent.terminate()?;
     let orphan = context.fixture.cluster.add_pod("orphan", Wiring::Bridged)?;
     ensure!(served(&orphan).iter().all(|outcome| *outcome == Outcome::Dropped));
-    context.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
+    context.api.behave(|behaviour| behaviour.forbidden = vec!["networkpolicies"]);
     let agent = context.start_agent()?;
     let refused = |status: &Value| status["networkPolicy"]["refused"] != json!([]);
-    agent.until("it is refused", BOUND, refused)?;
+    agent.until("it is refused", TIMEOUT, refused)?;
     ensure!(is_isolated());
-    eventually("the orphan is served", BOUND, || {
+    eventually("the orphan is served", TIMEOUT, || {
         Ok(served(&orphan).iter().all(|outcome| outcome.endpoint().is_some()))
     })
 }

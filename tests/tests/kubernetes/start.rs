@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::agent::{Agent, Objects, START_TIMEOUT, Settings};
 use denizen_tests::bench::Memory;
 use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::manifest::{self, Port};
@@ -52,7 +52,7 @@ fn a_cold_node_without_kube_proxy_starts_by_a_real_address() -> Result<()> {
 fn last_words(context: &ApiContext<ApiServer>, settings: Settings) -> Result<String> {
     let mut agent = Agent::spawn(&context.fixture.cluster.world.node, settings)?;
     agent.quiet();
-    let error = agent.wait_programmed(STARTING);
+    let error = agent.wait_programmed(START_TIMEOUT);
     let error = error.expect_err("it has nothing to start with").to_string();
     assert!(error.contains("ended with exit status: 1"), "{error}");
     Ok(error)
@@ -142,7 +142,7 @@ fn ten_thousand_services_start_in_little_memory() -> Result<()> {
         context.api.put(&manifest::slice(&name, &port, &endpoints))?;
     }
     let mut agent = context.spawn_agent()?;
-    agent.wait_programmed(6 * STARTING)?;
+    agent.wait_programmed(6 * START_TIMEOUT)?;
     assert_eq!(agent.status()?["services"], MANY);
     let memory = Memory::of(agent.pid())?;
     // A test build's program is larger than what is installed: its pages do not count.

@@ -9,7 +9,7 @@ use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::pod::Pod;
 use denizen_tests::packets::probe::{Outcome, Probe};
-use denizen_tests::peers::api::context::{ApiContext, BOUND};
+use denizen_tests::peers::api::context::{ApiContext, TIMEOUT};
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ fn deny_all() -> Value {
 }
 
 fn served(pod: &Pod) -> [Outcome; 2] {
-    service_ips(10).map(|service| Probe::tcp(SocketAddr::new(service, 80)).ask_in(&pod.netns))
+    service_ips(10).map(|service| Probe::tcp(SocketAddr::new(service, 80)).send_in(&pod.netns))
 }
 
 fn until(pod: &Pod, is_dropped: bool, within: Duration) -> Result<()> {
@@ -51,7 +51,7 @@ fn until(pod: &Pod, is_dropped: bool, within: Duration) -> Result<()> {
 #[test]
 fn cluster_network_policies_come_and_go() -> Result<()> {
     let context: ApiContext<ApiServer> = ApiContext::own("kube-cnp")?;
-    context.api.behave(|manners| manners.watches_last = Duration::from_secs(11));
+    context.api.behave(|behaviour| behaviour.watches_last = Duration::from_secs(11));
     context.put_node()?;
     context.put_web("web", 10, &[Host::Remote])?;
     let agent = context.start_agent()?;
@@ -59,7 +59,7 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
     // A pod whose labels nobody knows would be pending.
     context.api.put_all(&context.fixture.pod_objects("a", "b"))?;
     let pods = [&context.fixture.bridged, &context.fixture.routed];
-    pods.iter().try_for_each(|pod| until(pod, false, BOUND))?;
+    pods.iter().try_for_each(|pod| until(pod, false, TIMEOUT))?;
     let requests = context.api.requests();
     ensure!(
         !requests.iter().any(|request| request.path.contains("clusternetworkpolicies?")),
@@ -67,21 +67,21 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
     );
 
     context.api.put(&deny_all())?;
-    context.api.behave(|manners| manners.tiers = true);
+    context.api.behave(|behaviour| behaviour.tiers = true);
     pods.iter().try_for_each(|pod| until(pod, true, REDISCOVERY))?;
-    agent.until("status counts it", BOUND, |status| {
+    agent.until("status counts it", TIMEOUT, |status| {
         status["networkPolicy"]["clusterPolicies"] == 1
     })?;
     context.api.delete(&deny_all())?;
-    pods.iter().try_for_each(|pod| until(pod, false, BOUND))?;
+    pods.iter().try_for_each(|pod| until(pod, false, TIMEOUT))?;
 
     context.api.put(&deny_all())?;
-    pods.iter().try_for_each(|pod| until(pod, true, BOUND))?;
-    context.api.behave(|manners| manners.unserved = vec!["clusternetworkpolicies"]);
+    pods.iter().try_for_each(|pod| until(pod, true, TIMEOUT))?;
+    context.api.behave(|behaviour| behaviour.unserved = vec!["clusternetworkpolicies"]);
     std::thread::sleep(Duration::from_secs(15));
-    pods.iter().try_for_each(|pod| until(pod, true, BOUND))?;
+    pods.iter().try_for_each(|pod| until(pod, true, TIMEOUT))?;
 
-    context.api.behave(|manners| manners.tiers = false);
+    context.api.behave(|behaviour| behaviour.tiers = false);
     pods.iter().try_for_each(|pod| until(pod, false, REDISCOVERY))
 }
 
@@ -90,7 +90,7 @@ fn cluster_network_policies_come_and_go() -> Result<()> {
 #[test]
 fn cluster_network_policies_that_the_watch_has_not_brought_are_read() -> Result<()> {
     let context = ApiContext::own("kube-cnp-read")?;
-    context.api.behave(|manners| manners.tiers = true);
+    context.api.behave(|behaviour| behaviour.tiers = true);
     context.api.put(&deny_all())?;
     let mut following = Following::start(&context)?;
     following.until_listed()?;
@@ -102,7 +102,7 @@ fn cluster_network_policies_that_the_watch_has_not_brought_are_read() -> Result<
     let before = reads();
     following.until_read(1)?;
     ensure!(reads() == before + 1, "the versions");
-    context.api.behave(|manners| manners.late.push("clusternetworkpolicies"));
+    context.api.behave(|behaviour| behaviour.late.push("clusternetworkpolicies"));
     let mut more = deny_all();
     more["metadata"]["name"] = "more".into();
     context.api.put(&more)?;
@@ -114,7 +114,7 @@ fn cluster_network_policies_that_the_watch_has_not_brought_are_read() -> Result<
         sent.iter().filter(|event| is_it(event)).count() == 1
     })?;
     ensure!(reads() == before + 3, "the versions, and the policies");
-    context.api.behave(|manners| manners.silent.push("clusternetworkpolicies"));
+    context.api.behave(|behaviour| behaviour.silent.push("clusternetworkpolicies"));
     following.until_read(3)
 }
 

@@ -13,9 +13,9 @@ use denizen_tests::node::cluster::{NODE, OTHER_NODE};
 use denizen_tests::node::fixture::{Host, PORT};
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
-use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol};
+use denizen_tests::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, Protocol};
 use denizen_tests::peers::api::context::{
-    ApiContext, BOUND, until_error, until_no_error, with_faulty_apis,
+    ApiContext, TIMEOUT, until_error, until_no_error, with_faulty_apis,
 };
 use denizen_tests::peers::api::{Api, ApiServer, ReceivedRequest};
 use serde_json::{Value, json};
@@ -108,7 +108,7 @@ impl<'c> Watched<'c> {
 
     fn start(&self) -> Result<Agent> {
         let agent = Agent::start(&self.context.fixture.cluster.world.node, self.settings())?;
-        agent.until("everything is known", BOUND, |status| {
+        agent.until("everything is known", TIMEOUT, |status| {
             status["networkPolicy"]["waitingFor"] == json!([])
         })?;
         Ok(agent)
@@ -128,15 +128,15 @@ impl<'c> Watched<'c> {
 
     /// What comes of connections from the pod of the other node to both pods of this one, in both
     /// families.
-    fn probe(&self, patience: Duration) -> Vec<Outcome> {
+    fn probe(&self, timeout: Duration) -> Vec<Outcome> {
         let fixture = &self.context.fixture;
         let all = [&fixture.bridged, &fixture.routed].into_iter().flat_map(|pod| &pod.addresses);
-        let requests = all.map(|ip| Probe::tcp(SocketAddr::new(*ip, PORT)).patience(patience));
-        requests.map(|probe| probe.ask_in(&fixture.cluster.world.remote)).collect()
+        let requests = all.map(|ip| Probe::tcp(SocketAddr::new(*ip, PORT)).timeout(timeout));
+        requests.map(|probe| probe.send_in(&fixture.cluster.world.remote)).collect()
     }
 
     fn until(&self, what: &str, passes: bool) -> Result<()> {
-        eventually(what, BOUND, || {
+        eventually(what, TIMEOUT, || {
             Ok(self.probe(SHORT).iter().all(|outcome| match passes {
                 true => outcome.endpoint().is_some(),
                 false => *outcome == Outcome::Dropped,
@@ -213,21 +213,21 @@ fn a_policy_that_names_a_new_namespace() -> Result<()> {
             watched_pods
                 .context
                 .api
-                .behave(|manners| manners.silent_paths = vec![pods_of("peers")]);
+                .behave(|behaviour| behaviour.silent_paths = vec![pods_of("peers")]);
         };
         silence();
         watched_pods.put(&permits("a"))?;
         watched_pods.until("the policy isolates", false)?;
-        agent.until("status says what is missing", BOUND, |status| {
+        agent.until("status says what is missing", TIMEOUT, |status| {
             watched(status)["waitingFor"] == json!(["peers"])
         })?;
         watched_pods.ensure_dropped()?;
         let added = watched_pods.add("early", Wiring::Bridged);
         ensure!(added.is_err(), "an ADD did not wait for the list");
 
-        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
+        watched_pods.context.api.behave(|behaviour| behaviour.silent_paths.clear());
         watched_pods.until("the list is complete", true)?;
-        let status = agent.until("status says what is known", BOUND, |status| {
+        let status = agent.until("status says what is known", TIMEOUT, |status| {
             watched(status)["namespaces"] == json!(["peers"])
                 && watched(status)["waitingFor"] == json!([])
         })?;
@@ -241,14 +241,14 @@ fn a_policy_that_names_a_new_namespace() -> Result<()> {
         silence();
         let node = &watched_pods.context.fixture.cluster.world.node;
         let agent = Agent::spawn(node, watched_pods.settings())?;
-        eventually("it waits for pods", BOUND, || {
+        eventually("it waits for pods", TIMEOUT, || {
             // It may not listen yet.
             let status = agent.status().unwrap_or_default();
             Ok(status["networkPolicy"]["waitingFor"] == json!(["pods"]))
         })?;
         watched_pods.until("what is established stays", true)?;
-        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
-        agent.until("everything is known", BOUND, |status| {
+        watched_pods.context.api.behave(|behaviour| behaviour.silent_paths.clear());
+        agent.until("everything is known", TIMEOUT, |status| {
             status["networkPolicy"]["waitingFor"] == json!([])
         })?;
         watched_pods.until("it is permitted still", true)
@@ -269,24 +269,24 @@ fn a_cluster_network_policy_holds_before_all_pods_are_known() -> Result<()> {
         watched_pods.until("no policy isolates", true)?;
 
         let all = || vec!["/api/v1/pods".to_owned()];
-        watched_pods.context.api.behave(|manners| manners.silent_paths = all());
+        watched_pods.context.api.behave(|behaviour| behaviour.silent_paths = all());
         watched_pods.put(&admin(&json!([from_team("Deny", "b")])))?;
         watched_pods.until("the Deny holds", false)?;
-        agent.until("all pods are awaited", BOUND, |status| {
+        agent.until("all pods are awaited", TIMEOUT, |status| {
             watched(status)["scope"] == "all" && watched(status)["allKnown"] == false
         })?;
         watched_pods.ensure_dropped()?;
         watched_pods.put(&isolates())?;
         let rules = json!([from_team("Pass", "b"), from_every_pod("Accept")]);
         watched_pods.put(&admin(&rules))?;
-        agent.until("both are in force", BOUND, |status| {
+        agent.until("both are in force", TIMEOUT, |status| {
             status["networkPolicy"]["policies"] == 1
                 && status["networkPolicy"]["clusterPolicies"] == 1
         })?;
         watched_pods.ensure_dropped()?;
 
-        watched_pods.context.api.behave(|manners| manners.silent_paths.clear());
-        agent.until("all pods are known", BOUND, |status| watched(status)["allKnown"] == true)?;
+        watched_pods.context.api.behave(|behaviour| behaviour.silent_paths.clear());
+        agent.until("all pods are known", TIMEOUT, |status| watched(status)["allKnown"] == true)?;
         watched_pods.ensure_dropped()?;
         watched_pods.put(&namespace("other", "c"))?;
         watched_pods.until("it is known whom the Pass is not about", true)
@@ -306,7 +306,7 @@ fn a_label_that_flaps() -> Result<()> {
         for _ in 0..5 {
             watched_pods.put(&namespace("peers", "b"))?;
             watched_pods.until("it is not permitted", false)?;
-            agent.until("its pods are known", BOUND, |status| {
+            agent.until("its pods are known", TIMEOUT, |status| {
                 watched(status)["namespaces"] == json!(["peers"])
             })?;
             watched_pods.put(&namespace("peers", "a"))?;
@@ -336,7 +336,7 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
                 watched(status)["scope"] == scope && watched(status)["allKnown"] == all_known
             }
         };
-        agent.until("each is followed", BOUND, scope("namespaces", false))?;
+        agent.until("each is followed", TIMEOUT, scope("namespaces", false))?;
         let dropped = || Ok::<_, anyhow::Error>(agent.status()?["networkPolicy"]["dropped"].take());
         let before = dropped()?;
         let done = AtomicBool::new(false);
@@ -344,7 +344,7 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
             let probing = threads.spawn(|| -> Result<usize> {
                 let mut count = 0;
                 while !done.load(Ordering::Relaxed) {
-                    let outcomes = watched_pods.probe(PATIENCE);
+                    let outcomes = watched_pods.probe(ANSWER_TIMEOUT);
                     let passes = outcomes.iter().all(|outcome| outcome.endpoint().is_some());
                     ensure!(passes, "after {count} rounds: {outcomes:?}");
                     count += 1;
@@ -354,9 +354,9 @@ fn from_the_most_namespaces_to_all_pods_and_back() -> Result<()> {
             let changed = (|| {
                 for _ in 0..2 {
                     watched_pods.put(&namespace("one-more", "a"))?;
-                    agent.until("all are followed", BOUND, scope("all", true))?;
+                    agent.until("all are followed", TIMEOUT, scope("all", true))?;
                     watched_pods.put(&namespace("one-more", "b"))?;
-                    agent.until("each is followed again", BOUND, scope("namespaces", false))?;
+                    agent.until("each is followed again", TIMEOUT, scope("namespaces", false))?;
                 }
                 Ok(())
             })();
@@ -416,26 +416,26 @@ fn a_namespace_that_cannot_be_listed() -> Result<()> {
             watched_pods.put(&namespace(name, "a"))?;
         }
         watched_pods.put(&permits("a"))?;
-        watched_pods.context.api.behave(|manners| {
-            manners.forbidden_paths = vec![pods_of("forbidden")];
-            manners.garbled_paths = vec![pods_of("garbled")];
+        watched_pods.context.api.behave(|behaviour| {
+            behaviour.forbidden_paths = vec![pods_of("forbidden")];
+            behaviour.garbled_paths = vec![pods_of("garbled")];
         });
         let agent = watched_pods.start()?;
         watched_pods.until("the others are not touched", true)?;
         for name in ["forbidden", "garbled"] {
             until_error(&agent, &format!("of namespace {name}: "))?;
         }
-        agent.until("status names both", BOUND, |status| {
+        agent.until("status names both", TIMEOUT, |status| {
             watched(status)["failed"] == json!(["forbidden", "garbled"])
                 && watched(status)["namespaces"] == json!(["peers"])
         })?;
         let added = watched_pods.add("late", Wiring::Routed);
         let _late = added.context("an ADD waits for no list that cannot be had")?;
-        watched_pods.context.api.behave(|manners| {
-            manners.forbidden_paths.clear();
-            manners.garbled_paths.clear();
+        watched_pods.context.api.behave(|behaviour| {
+            behaviour.forbidden_paths.clear();
+            behaviour.garbled_paths.clear();
         });
-        agent.until("both are known", BOUND, |status| {
+        agent.until("both are known", TIMEOUT, |status| {
             watched(status)["namespaces"] == json!(["forbidden", "garbled", "peers"])
                 && watched(status)["failed"] == json!([])
         })?;
@@ -461,7 +461,7 @@ fn an_empty_selector_with_pod_ranges() -> Result<()> {
         let fixture = &watched_pods.context.fixture;
         for ip in fixture.bridged.addresses.iter().chain(&fixture.routed.addresses) {
             let to = SocketAddr::new(*ip, PORT);
-            let outcome = Probe::tcp(to).patience(SHORT).ask_in(&fixture.cluster.world.client);
+            let outcome = Probe::tcp(to).timeout(SHORT).send_in(&fixture.cluster.world.client);
             ensure!(outcome == Outcome::Dropped, "no pod: {outcome:?}");
             let explained = fixture.explain(&agent, Host::Remote, to, Protocol::Tcp)?;
             ensure!(format!("{:?}", explained.steps).contains("--pod-ranges"), "{explained:?}");

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::random::{play, seed};
+use denizen_tests::random::{run, seed};
 use denizen_tests::test_length;
 
 use self::agent::Agent;
@@ -57,7 +57,7 @@ fn explain_the_rules_and_kube_proxy_agree() -> Result<()> {
             eprintln!("{} worlds in {:?}", round * u64::from(WORLDS), started.elapsed());
             break;
         }
-        play(WORLDS, first.wrapping_add(round), SHRINKING, worlds(Wildness::Any), |world| {
+        run(WORLDS, first.wrapping_add(round), SHRINKING, worlds(Wildness::Any), |world| {
             check(world, &Agent::new(world, folder.path())?, &met)
         })?;
     }

@@ -31,23 +31,23 @@ const PACKETS: usize = 16;
 
 #[test]
 fn real_packets_go_where_explain_says_bridged() -> Result<()> {
-    play(Wiring::Bridged)
+    run(Wiring::Bridged)
 }
 
 #[test]
 fn real_packets_go_where_explain_says_routed() -> Result<()> {
-    play(Wiring::Routed)
+    run(Wiring::Routed)
 }
 
 /// Worlds that are the same in every run, and as many that are not.
-fn play(wiring: Wiring) -> Result<()> {
+fn run(wiring: Wiring) -> Result<()> {
     let count = u32::try_from(test_length::times(30, 6))?;
     // Shrinking would take hours: a world is hosts, pods and servers.
     for seed in [1, seed()?] {
-        random::play(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {
+        random::run(count, seed, Duration::ZERO, worlds(Wildness::Playable), |world| {
             let case = case(world)?;
             eprintln!("seed {seed}: {} packets", case.flows.len());
-            flows::play(slice::from_ref(&case), Backend::Nftables, wiring)
+            flows::run_cases(slice::from_ref(&case), Backend::Nftables, wiring)
                 .map(drop)
                 .with_context(|| format!("{:#?}", case.flows))
         })?;

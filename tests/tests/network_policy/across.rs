@@ -410,7 +410,7 @@ fn explain_across_nodes_says_what_the_oracle_says() -> Result<()> {
     let agents = Arc::default();
     let workstation = workstation(&there, &agents)?;
     let counts = RefCell::new(BTreeMap::new());
-    random::play(WORLDS, random::seed()?, Duration::ZERO, worlds(there), |routed| {
+    random::run(WORLDS, random::seed()?, Duration::ZERO, worlds(there), |routed| {
         let now = Agents::of(routed)?;
         *agents.lock().map_err(|_| anyhow!("an answer failed"))? = now;
         explained(&workstation, routed, &mut counts.borrow_mut())

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use socket2::SockRef;
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// To all stations of a bridge. Every pod listens to each of them.
 const STATIONS: [&str; 3] = ["255.255.255.255:91", "224.0.0.1:92", "[ff02::1]:93"];
@@ -76,11 +76,11 @@ fn isolated_pods_hear_no_broadcast_and_no_multicast() -> Result<()> {
     let pod = |name| cluster.add_pod(name, Wiring::Bridged);
     let (sender, listener) = (pod("sender")?, pod("listener")?);
     let hears = |what: &str, expected: &[&str]| {
-        observed(what, BOUND, || heard(&sender, &listener), |found| found == expected).map(drop)
+        observed(what, TIMEOUT, || heard(&sender, &listener), |found| found == expected).map(drop)
     };
     hears("without policies all of it arrives", &STATIONS)?;
     put(&cluster, &json!({ "podSelector": {}, "policyTypes": ["Egress"], "egress": [{}] }))?;
-    agent.until("in force", BOUND, is_in_force)?;
+    agent.until("in force", TIMEOUT, is_in_force)?;
     hears("who may send everything is heard", &STATIONS)?;
     put(&cluster, &json!({ "podSelector": {}, "ingress": [{}] }))?;
     hears("who is isolated for ingress hears nothing", &[])?;
@@ -114,15 +114,15 @@ fn what_a_pod_sends_with_a_forged_source_is_dropped() -> Result<()> {
             forgers.iter().flat_map(|forger| forged.map(|forged| (forger, forged)))
         {
             let what = format!("{what}: {forged} of {:?}", forger.addresses);
-            observed(&what, BOUND, || arrives(forger, forged), |found| *found == expected)?;
+            observed(&what, TIMEOUT, || arrives(forger, forged), |found| *found == expected)?;
             let own = own(forger, forged)?;
-            observed(&what, BOUND, || arrives(forger, own), |arrives| *arrives)?;
+            observed(&what, TIMEOUT, || arrives(forger, own), |arrives| *arrives)?;
         }
         anyhow::Ok(())
     };
     check("without policies nothing is checked", true)?;
     put(&cluster, &json!({ "podSelector": {}, "ingress": [{}] }))?;
-    agent.until("in force", BOUND, is_in_force)?;
+    agent.until("in force", TIMEOUT, is_in_force)?;
     check("everything is permitted", false)?;
     let dropped = agent.status()?["networkPolicy"]["dropped"]["spoofed"].clone();
     ensure!(dropped.as_u64() >= Some(4), "{dropped}");

@@ -14,7 +14,7 @@ use denizen_tests::packets::probe::{Probe, SILENCE};
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything is permitted, but a policy exists from now on.
 fn put_in_force(cluster: &Cluster, agent: &Agent) -> Result<()> {
@@ -25,7 +25,7 @@ fn put_in_force(cluster: &Cluster, agent: &Agent) -> Result<()> {
     });
     cluster.manifests.put("all", &[policy])?;
     let is_in_force = |status: &Value| status["networkPolicy"]["isolated"] != 0;
-    agent.until("in force", BOUND, is_in_force).map(drop)
+    agent.until("in force", TIMEOUT, is_in_force).map(drop)
 }
 
 /// A pod's IPv4 address.
@@ -53,7 +53,7 @@ fn known(pod: &Pod, address: IpAddr) -> Result<Option<String>> {
 /// Asks on the bridge who has `address`, as a connection to it does, and returns who says so.
 fn ask(pod: &Pod, address: IpAddr) -> Result<Option<String>> {
     pod.netns.ip("neigh flush dev eth0")?;
-    let _ = Probe::tcp(SocketAddr::new(address, 80)).patience(SILENCE).ask_in(&pod.netns);
+    let _ = Probe::tcp(SocketAddr::new(address, 80)).timeout(SILENCE).send_in(&pod.netns);
     known(pod, address)
 }
 
@@ -75,10 +75,10 @@ fn a_pod_takes_no_neighbours_address_over() -> Result<()> {
     put_in_force(&cluster, &agent)?;
     let before = spoofed(&agent)?;
     assert_eq!(ask(&client, stolen)?, None);
-    eventually("the answers are dropped", BOUND, || Ok(spoofed(&agent)? > before))?;
+    eventually("the answers are dropped", TIMEOUT, || Ok(spoofed(&agent)? > before))?;
     assert_eq!(known(&client, stolen)?, None);
     victim.netns.ip("link set eth0 up")?;
-    eventually("the victim is found again", BOUND, || Ok(ask(&client, stolen)? == mac(&victim)?))
+    eventually("the victim is found again", TIMEOUT, || Ok(ask(&client, stolen)? == mac(&victim)?))
 }
 
 /// With its own Ethernet address alone: a policy selects it.

@@ -15,10 +15,10 @@ const PAUSES: Pauses = Pauses {
 
 #[test]
 fn permitted_clients_are_never_refused_and_forbidden_ones_never_admitted() -> Result<()> {
-    churn::play("np-churn", ChurnedKind::OfNamespace, PAUSES, test_length::duration())?.check(20)
+    churn::run("np-churn", ChurnedKind::OfNamespace, PAUSES, test_length::duration())?.check(20)
 }
 
 #[test]
 fn clients_of_tiers_are_never_refused_and_strangers_never_admitted() -> Result<()> {
-    churn::play("cnp-churn", ChurnedKind::OfCluster, PAUSES, test_length::duration())?.check(20)
+    churn::run("cnp-churn", ChurnedKind::OfCluster, PAUSES, test_length::duration())?.check(20)
 }

@@ -37,7 +37,7 @@ const BURST: usize = 32;
 /// How long the queue may take for them.
 const PAUSE: Duration = Duration::from_millis(2);
 /// What has not come by then never will.
-const PATIENCE: Duration = Duration::from_millis(700);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_millis(700);
 
 /// A port that nobody listens at.
 const PORT: u16 = 4000;
@@ -108,7 +108,7 @@ impl EscapeAttempts {
             sleep(PAUSE);
         }
         let markers: Vec<_> = self.0.iter().map(|attempt| attempt.marker.clone()).collect();
-        let heard = to.heard(&markers, PATIENCE)?;
+        let heard = to.heard(&markers, ARRIVAL_TIMEOUT)?;
         Ok(heard.into_iter().map(|number| &*self.0[number].name).collect())
     }
 

@@ -31,7 +31,7 @@ const PODS: usize = 1000;
 const AT_ONCE: usize = 8;
 
 /// What has not come about by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn pods(quick: usize) -> usize {
     test_length::in_full(PODS, quick)

@@ -261,8 +261,8 @@ fn impact_is_the_difference_of_what_the_oracle_says() -> Result<()> {
         })
     };
     let shrinking = Duration::from_secs(60);
-    random::play(worlds, random::seed()?, shrinking, clusters(), test)?;
-    random::play(worlds, random::seed()?, shrinking, tiered(), test)?;
+    random::run(worlds, random::seed()?, shrinking, clusters(), test)?;
+    random::run(worlds, random::seed()?, shrinking, tiered(), test)?;
     counts.are_at_least(100, 40)
 }
 
@@ -279,7 +279,7 @@ fn impact_is_the_difference_of_real_probes() -> Result<()> {
     let count = u32::try_from(test_length::times(20, 6))?;
     for seed in [1, random::seed()?] {
         let worlds = played::worlds(world.clone(), POLICIES..=POLICIES);
-        random::play(count, seed, Duration::ZERO, worlds, |Cluster(world)| {
+        random::run(count, seed, Duration::ZERO, worlds, |Cluster(world)| {
             let (mut play, mut now) = (play.borrow_mut(), without_policies(world));
             play.verify_packets(&now, &[Via::PodIp])?;
             for (number, policy) in world.policies.iter().enumerate() {

@@ -35,7 +35,7 @@ use denizen_tests::packets::spray::{Spray, Targets};
 
 /// The node may ask for a new pod's MAC address before the pod hears it, and asks again a second
 /// later. TCP too sends again what was lost; a datagram that arrives was the first one.
-const PATIENCE: Duration = Duration::from_millis(1800);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// One who was there before.
 pub struct Peer {
@@ -192,12 +192,12 @@ impl Newcomers {
                 each.iter().filter_map(|(own, kind)| Some((peer.pod.address_like(*own)?, kind)));
             to.map(|(to, kind)| question(*kind, to))
         });
-        newcomer.prober.ask(out.collect(), PATIENCE)?;
+        newcomer.prober.ask(out.collect(), ANSWER_TIMEOUT)?;
         let mut probers = Vec::new();
         for peer in &self.peers {
             let prober = Prober::start(&peer.pod.netns)?;
             let questions = each.iter().map(|(own, kind)| question(*kind, *own));
-            prober.ask(questions.collect(), PATIENCE)?;
+            prober.ask(questions.collect(), ANSWER_TIMEOUT)?;
             probers.push(prober);
         }
         let mut all = Vec::new();

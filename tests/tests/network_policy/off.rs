@@ -13,13 +13,13 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use serde_json::json;
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const PORT: u16 = 8080;
 
 /// What a pod gets from the pod of another node, in both families.
 fn outcomes(pod: &Pod, remote: &[IpAddr]) -> Vec<Outcome> {
-    let ask = |address: &IpAddr| Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&pod.netns);
+    let ask = |address: &IpAddr| Probe::tcp(SocketAddr::new(*address, PORT)).send_in(&pod.netns);
     remote.iter().map(ask).collect()
 }
 
@@ -43,7 +43,7 @@ fn ends(label: &str, end: impl Fn(&Cluster) -> Result<()>) -> Result<()> {
     )?;
     let is_isolated =
         || outcomes(&first, remote).iter().all(|outcome| *outcome == Outcome::Dropped);
-    eventually("it is isolated", BOUND, || Ok(is_isolated()))?;
+    eventually("it is isolated", TIMEOUT, || Ok(is_isolated()))?;
     assert_eq!(node.bridge_switches(BRIDGE)?, [1, 1]);
     agent.terminate()?;
     cluster.start_agent()?.terminate()?;

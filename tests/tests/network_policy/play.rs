@@ -36,7 +36,7 @@ pub enum Via {
 /// How long an answer may take, at each try. Questions are asked again that nobody answered although
 /// somebody should: a packet can be late on a busy machine. What arrives although it must not is
 /// never asked again.
-const PATIENCE: [Duration; 3] =
+const ANSWER_TIMEOUTS: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
 /// All pods of both nodes.
@@ -260,7 +260,7 @@ impl Play {
         if self.served_by == ServedBy::KubeProxy {
             probes.retain(|probe| probe.via == Via::PodIp || probe.is_over_tcp_and_ipv4());
         }
-        let [first, again @ ..] = PATIENCE;
+        let [first, again @ ..] = ANSWER_TIMEOUTS;
         self.ask(world, &probes, first)?;
         // Meanwhile the packets are on their way. Unless tests run in full length, each fifth is
         // asked about: neither two pods' packets nor those of a kind are a multiple of 5.
@@ -268,12 +268,12 @@ impl Play {
         let asked = asked.iter().step_by(in_full(1, 5));
         let explained = self.explained_wrongly(world, asked)?;
         let mut wrong = self.answered_wrongly(world, &probes)?;
-        for patience in again {
+        for timeout in again {
             if wrong.is_empty() || wrong.iter().any(|(probe, _)| !probe.arrives) {
                 break;
             }
             // A full round, so that nothing that went wrong meanwhile is overlooked.
-            self.ask(world, &probes, patience)?;
+            self.ask(world, &probes, timeout)?;
             wrong = self.answered_wrongly(world, &probes)?;
         }
         wrong.extend(explained);
@@ -331,7 +331,7 @@ impl Play {
     }
 
     /// Asks everything at once.
-    fn ask(&self, world: &PolicyWorld, probes: &[Probe], patience: Duration) -> Result<()> {
+    fn ask(&self, world: &PolicyWorld, probes: &[Probe], timeout: Duration) -> Result<()> {
         let members = self.members(world);
         for (member, probes) in members.iter().zip(of_each(&members, probes)) {
             let question = |probe: &Probe| {
@@ -342,7 +342,7 @@ impl Play {
                 let to = members[probe.to].at(probe.family, probe.via, probe.port());
                 ProbedPort { protocol, to }
             };
-            member.prober.ask(probes.into_iter().map(question).collect(), patience)?;
+            member.prober.ask(probes.into_iter().map(question).collect(), timeout)?;
         }
         Ok(())
     }

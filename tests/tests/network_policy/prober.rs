@@ -58,8 +58,8 @@ impl Prober {
         let (output, answers) = channel();
         pod.spawn(move || {
             let mut ports = Ports::new();
-            asked.into_iter().try_for_each(|(questions, patience)| {
-                output.send(ask(&questions, patience, &mut ports))
+            asked.into_iter().try_for_each(|(questions, timeout)| {
+                output.send(ask(&questions, timeout, &mut ports))
             })
         })?;
         Ok(Self { batches, answers })
@@ -67,8 +67,8 @@ impl Prober {
 
     /// Asks all of these at once; [`Self::answers`] waits for what comes of it. Answers may take so
     /// long. TCP sends a first packet again after a second.
-    pub fn ask(&self, questions: Vec<ProbedPort>, patience: Duration) -> Result<()> {
-        self.batches.send((questions, patience)).context("the prober has ended")
+    pub fn ask(&self, questions: Vec<ProbedPort>, timeout: Duration) -> Result<()> {
+        self.batches.send((questions, timeout)).context("the prober has ended")
     }
 
     /// The answers, in the questions' order.
@@ -99,7 +99,7 @@ struct Open {
     protocol: Option<Protocol>,
 }
 
-fn ask(questions: &[ProbedPort], patience: Duration, ports: &mut Ports) -> io::Result<Vec<Answer>> {
+fn ask(questions: &[ProbedPort], timeout: Duration, ports: &mut Ports) -> io::Result<Vec<Answer>> {
     let mut answers = vec![Answer::Silent; questions.len()];
     let mut open = Vec::new();
     let mut chunks = [Chunks::open(Domain::IPV4)?, Chunks::open(Domain::IPV6)?];
@@ -115,7 +115,7 @@ fn ask(questions: &[ProbedPort], patience: Duration, ports: &mut Ports) -> io::R
             }
         }
     }
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     while let Some(left) = deadline.checked_duration_since(Instant::now()) {
         let is_done = |chunks: &Chunks| chunks.asked.is_empty();
         if open.is_empty() && chunks.iter().all(is_done) {

@@ -194,7 +194,7 @@ pub fn sample(packets: Vec<PolicyPacket>) -> impl Iterator<Item = PolicyPacket> 
 #[test]
 fn random_policies_permit_some_and_deny_some() -> Result<()> {
     let (allowed, denied) = (Cell::new(0_u64), Cell::new(0_u64));
-    random::play(300, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
+    random::run(300, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         for packet in sample(packets(world)) {
             let counted = if policy::allowed(world, packet) { &allowed } else { &denied };
             counted.set(counted.get() + 1);
@@ -214,7 +214,7 @@ fn both_are_common(allowed: u64, denied: u64) -> Result<()> {
 #[test]
 fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(6_000, 600))?;
-    random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let folder = tempfile::tempdir()?;
         let planned = NODES.map(|node| Planned::new(world, node, folder.path(), at_once));
         for packet in sample(packets(world)) {
@@ -235,7 +235,7 @@ fn the_plans_of_both_nodes_say_what_the_oracle_says() -> Result<()> {
 #[test]
 fn the_rules_of_both_nodes_do_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(1_000, 60))?;
-    random::play(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, SHRINKING, clusters(), |Cluster(world)| {
         let evaluated = EvaluatedWorld::new(world)?;
         sample(packets(world)).try_for_each(|packet| evaluated.passes(packet).map(drop))?;
         if world.policies.is_empty() { Ok(()) } else { evaluated.drop_forged() }

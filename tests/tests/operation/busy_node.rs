@@ -9,14 +9,14 @@ use serde_json::json;
 /// Pods that come at once.
 const PODS: usize = 300;
 /// Ten times what an ADD waits. The agent of the tests is not optimized.
-const PATIENCE: &str = "10s";
+const WAIT_TIMEOUT: &str = "10s";
 
 /// The agent gets no more of the processors than its DaemonSet requests.
 #[test]
 fn no_add_gives_up_beside_busy_loops() -> Result<()> {
     let millis = requested()?;
     let node = BusyNode::start(Programs::default(), PODS, millis)?;
-    let added = node.add_all(&json!({ "timeout": PATIENCE, "onTimeout": "isolate" }))?;
+    let added = node.add_all(&json!({ "timeout": WAIT_TIMEOUT, "onTimeout": "isolate" }))?;
     let AddedPods { took, complaints, used, delayed } = added;
     let samples = Samples::from_iter(took);
     println!(

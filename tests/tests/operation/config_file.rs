@@ -30,7 +30,7 @@ fn kube_proxys_file_is_gone_by_and_a_flag_beats_it() -> Result<()> {
         settings.flags.push(config.clone());
         settings.flags.extend(flag.map(str::to_owned));
         let agent = Agent::start(&fixture.cluster.world.node, settings)?;
-        let outcome = fixture.ask(Host::Routed, to, Protocol::Tcp)?;
+        let outcome = fixture.probe(Host::Routed, to, Protocol::Tcp)?;
         assert_eq!(fixture.was_masqueraded(Host::Routed, &outcome)?, masqueraded, "{flag:?}");
         let log = agent.log();
         let ignored = |field: &str| {

@@ -96,7 +96,7 @@ fn connections_agree_with_conntrack_and_have_names() -> Result<()> {
     let cases = cases(&fixture)?;
     for protocol in PROTOCOLS {
         for (who, to, ..) in &cases {
-            let outcome = fixture.ask(*who, *to, protocol)?;
+            let outcome = fixture.probe(*who, *to, protocol)?;
             ensure!(outcome.endpoint().is_some(), "{who:?} to {to}/{protocol}: {outcome:?}");
         }
     }
@@ -199,7 +199,7 @@ fn connections_are_watched_as_they_begin_and_end() -> Result<()> {
     for like in service_ips(10) {
         let to = SocketAddr::new(like, 80);
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let outcome = fixture.ask(Host::Routed, to, protocol)?;
+            let outcome = fixture.probe(Host::Routed, to, protocol)?;
             ensure!(outcome.endpoint().is_some(), "{outcome:?}");
         }
         let is = |event: &'static str| {

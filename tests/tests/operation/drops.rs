@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const REFUSED_BY_POLICY: &str = "no policy permits this to reach the pod";
 const NO_ENDPOINTS: &str = "no endpoints: refuse at once";
@@ -99,11 +99,11 @@ fn ask_all(fixture: &Fixture) -> Result<()> {
     for like in service_ips(99) {
         let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
         let source = fixture.address(Host::Routed, like)?;
-        let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-        assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped, "{pod}");
+        let dropped = Probe::tcp(pod).from(source).timeout(SILENCE);
+        assert_eq!(dropped.send_in(fixture.place(Host::Routed).0), Outcome::Dropped, "{pod}");
         for port in [80, 81] {
             let to = SocketAddr::new(like, port);
-            assert_eq!(fixture.ask(Host::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
+            assert_eq!(fixture.probe(Host::Routed, to, Protocol::Tcp)?, Outcome::Refused, "{to}");
         }
     }
     Ok(())
@@ -138,7 +138,7 @@ fn the_metric_of_drops_is_how_many_packets_were_sent_in_vain() -> Result<()> {
     for _ in 0..2 {
         ask_all(&fixture)?;
         ensure!(sent(pod)? >= 2, "both families");
-        eventually("the metric says so", BOUND, || Ok(refused_ingress(node)? == sent(pod)?))?;
+        eventually("the metric says so", TIMEOUT, || Ok(refused_ingress(node)? == sent(pod)?))?;
     }
     let refused =
         counted(node)?.into_iter().filter(|((_, found, _), _)| found == REFUSED_BY_POLICY);
@@ -194,7 +194,7 @@ fn drops_are_counted_and_shown_while_somebody_watches() -> Result<()> {
     ensure!(before.iter().all(|(key, packets)| now[key] > *packets), "{before:?} {now:?}");
 
     watching.kill()?;
-    eventually("nothing is left after SIGKILL", BOUND, || Ok(!traces(node)?))?;
+    eventually("nothing is left after SIGKILL", TIMEOUT, || Ok(!traces(node)?))?;
     assert_eq!(self::shown(&fixture, &agent)?, now, "what was counted stays");
     Ok(())
 }
@@ -210,7 +210,7 @@ fn relay_tells_what_is_dropped_within_seconds_and_ends() -> Result<()> {
     let mut relay = node.run(|| command.spawn())??;
     let mut stdin = relay.stdin.take().context("no input")?;
     stdin.write_all(b"{\"dropped\":{\"seconds\":6}}\n{\"end\":{}}\n")?;
-    eventually("watched", BOUND, || traces(node))?;
+    eventually("watched", TIMEOUT, || traces(node))?;
     while relay.try_wait()?.is_none() {
         ask_all(&fixture)?;
     }
@@ -240,7 +240,7 @@ fn relay_tells_what_is_dropped_within_seconds_and_ends() -> Result<()> {
         answer["sampled"] == json!({ "services": true, "networkPolicies": true }),
         "{answer:#}"
     );
-    eventually("no rule shows packets any more", BOUND, || Ok(!traces(node)?))
+    eventually("no rule shows packets any more", TIMEOUT, || Ok(!traces(node)?))
 }
 
 #[test]
@@ -254,13 +254,14 @@ fn the_rule_of_a_cluster_network_policy_is_named() -> Result<()> {
     let policy = ClusterNetworkPolicy::new("Admin", 7, "shut", subject).ingress([deny]);
     let policies = PolicyWorld { tiers: vec![policy], ..PolicyWorld::default() };
     fixture.cluster.manifests.put("policies", &policies.manifests())?;
-    agent
-        .until("it is in force", BOUND, |status| status["networkPolicy"]["clusterPolicies"] == 1)?;
+    agent.until("it is in force", TIMEOUT, |status| {
+        status["networkPolicy"]["clusterPolicies"] == 1
+    })?;
     let watching = WatchCommand::start(&fixture.cluster.world.node, &agent, &["drops"])?;
     let pod = SocketAddr::new(fixture.bridged.addresses[0], PORT);
     let source = fixture.address(Host::Routed, pod.ip())?;
-    let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-    assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped);
+    let dropped = Probe::tcp(pod).from(source).timeout(SILENCE);
+    assert_eq!(dropped.send_in(fixture.place(Host::Routed).0), Outcome::Dropped);
     let packet = watching.until("the policy's drop", |packet| packet["verdict"] == "dropped")?;
     assert_eq!(packet["reason"], REFUSED_BY_POLICY, "{packet:#}");
     let named = packet["policy"].as_str().unwrap_or_default();
@@ -300,7 +301,7 @@ fn an_agent_that_is_killed_while_drops_are_watched_leaves_nothing_to_the_next() 
     watching.kill()?;
     ensure!(traces(node)?, "the rules stay without the agent");
     let agent = fixture.cluster.start_agent_with(["--network-policy=on"])?;
-    eventually("the next agent removes them", BOUND, || Ok(!traces(node)?))?;
+    eventually("the next agent removes them", TIMEOUT, || Ok(!traces(node)?))?;
     ask_all(&fixture)?;
     assert_eq!(shown(&fixture, &agent)?, counted(node)?);
     Ok(())
@@ -326,7 +327,7 @@ fn what_watches_ends_with_its_reader() -> Result<()> {
         ensure!(line.starts_with("watching") || line.starts_with("following"), "{words:?}: {line}");
         ensure!(child.try_wait()?.is_none(), "{words:?} has ended");
         drop(child.stdout.take());
-        let ended = eventually("it ends", BOUND, || Ok(child.try_wait()?.is_some()));
+        let ended = eventually("it ends", TIMEOUT, || Ok(child.try_wait()?.is_some()));
         let _ = child.kill();
         ensure!(ended.is_ok() && child.wait()?.success(), "{words:?}: {ended:?}");
     }
@@ -342,9 +343,9 @@ fn with_iptables_services_are_counted_and_policies_are_shown() -> Result<()> {
     let lonely = SocketAddr::new(service_ips(99)[0], 80);
     let ask = || -> Result<()> {
         let source = fixture.address(Host::Routed, pod.ip())?;
-        let dropped = Probe::tcp(pod).from(source).patience(SILENCE);
-        assert_eq!(dropped.ask_in(fixture.place(Host::Routed).0), Outcome::Dropped);
-        let refused = fixture.ask(Host::Routed, lonely, Protocol::Tcp)?;
+        let dropped = Probe::tcp(pod).from(source).timeout(SILENCE);
+        assert_eq!(dropped.send_in(fixture.place(Host::Routed).0), Outcome::Dropped);
+        let refused = fixture.probe(Host::Routed, lonely, Protocol::Tcp)?;
         assert_eq!(refused, Outcome::Refused);
         Ok(())
     };

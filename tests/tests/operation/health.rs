@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use denizen_state::RunDir;
 use denizen_state::run_dir::SOCKET;
 use denizen_tests::agent::wrapped::WrappedAgent;
-use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::agent::{Agent, Objects, START_TIMEOUT, Settings};
 use denizen_tests::conf;
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::cluster::{Cluster, NODE};
@@ -30,7 +30,7 @@ const PORT: u16 = 10256;
 const PROBES: u16 = 20257;
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn ask(cluster: &Cluster, path: &str) -> Result<Reply> {
     fetch(&cluster.world.node, &url(ip("127.0.0.1"), PORT, path), &[])
@@ -40,7 +40,8 @@ fn ask(cluster: &Cluster, path: &str) -> Result<Reply> {
 fn until(cluster: &Cluster, path: &str, status: u16) -> Result<Value> {
     let has_status =
         |reply: &Result<Reply>| reply.as_ref().is_ok_and(|reply| reply.status == status);
-    observed(&format!("{status} at {path}"), BOUND, || Ok(ask(cluster, path)), has_status)??.json()
+    observed(&format!("{status} at {path}"), TIMEOUT, || Ok(ask(cluster, path)), has_status)??
+        .json()
 }
 
 fn this_node() -> Value {
@@ -88,7 +89,7 @@ fn an_agent_that_still_waits_is_live_and_not_ready() -> Result<()> {
     assert_eq!((&body["healthy"], &body["nodeEligible"]), (&json!(false), &json!(true)), "{body}");
     assert_eq!(until(&cluster, "/livez", 200)?["healthy"], true);
     std::fs::rename(cluster.manifests.folder(), &folder)?;
-    agent.wait_programmed(STARTING + BOUND)?;
+    agent.wait_programmed(START_TIMEOUT + TIMEOUT)?;
     until(&cluster, "/healthz", 200)?;
     Ok(())
 }
@@ -141,7 +142,7 @@ fn a_run_directory_that_is_removed_comes_back_with_all_that_was_in_it() -> Resul
             ensure!(state.attachments.len() == pods.len(), "{state:?}");
             Ok(())
         };
-        observed(&format!("back: {what}"), BOUND, || Ok(is_back()), Result::is_ok)??;
+        observed(&format!("back: {what}"), TIMEOUT, || Ok(is_back()), Result::is_ok)??;
         assert_eq!(ask(&cluster, "/livez")?.status, 200);
         // Its ADD waits for the agent, which it finds by the socket.
         pods.push(cluster.add_pod(what, Wiring::Bridged)?);
@@ -201,7 +202,7 @@ struct Prober<'a> {
     to: SocketAddr,
     path: &'static str,
     /// How long an answer may ever take.
-    patience: Duration,
+    timeout: Duration,
     /// What the median of all answers is within.
     promise: Duration,
 }
@@ -209,12 +210,12 @@ struct Prober<'a> {
 impl Prober<'_> {
     /// Asks once, as whoever probes does; how long the answer took.
     fn ask(&self) -> Result<Duration> {
-        let Self { to, path, patience, .. } = self;
+        let Self { to, path, timeout, .. } = self;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
         let ask = || -> Result<(Duration, String)> {
             let started = Instant::now();
-            let mut stream = TcpStream::connect_timeout(to, *patience)?;
-            stream.set_read_timeout(Some(*patience))?;
+            let mut stream = TcpStream::connect_timeout(to, *timeout)?;
+            stream.set_read_timeout(Some(*timeout))?;
             stream.write_all(request.as_bytes())?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
@@ -254,13 +255,13 @@ fn probers(fixture: &Fixture) -> Result<[Prober<'_>; 4]> {
         // They share a queue and a thread with whoever attacks, which takes its share of the
         // processors to see to: what is promised is that no packet of theirs is lost for want of
         // room, which would cost them a second.
-        patience: Duration::from_secs(5),
+        timeout: Duration::from_secs(5),
         promise: Duration::from_secs(1),
     };
     let kubelet = prober("kubelet", &world.node, "127.0.0.1", PROBES, "/denizen/live");
     let node = world.addresses().node[0].to_string();
     Ok([
-        Prober { patience: Duration::from_secs(1), promise: Duration::from_millis(100), ..kubelet },
+        Prober { timeout: Duration::from_secs(1), promise: Duration::from_millis(100), ..kubelet },
         prober("kubelet, at the node's address", &world.node, &node, PORT, "/livez"),
         prober("load balancer", &world.client, &node, PORT, "/healthz"),
         prober("load balancer, of a service", &world.client, &node, CHECK, "/"),
@@ -280,7 +281,7 @@ fn ten_thousand_hostile_connections_keep_no_probe_waiting() -> Result<()> {
     fixture.cluster.manifests.put("web", &web)?;
     let agent = fixture.cluster.start_agent()?;
     let probers = probers(&fixture)?;
-    eventually("served before the attack", BOUND, || {
+    eventually("served before the attack", TIMEOUT, || {
         Ok(probers.iter().all(|prober| prober.ask().is_ok()))
     })?;
     let [v4, v6] = ["192.168.0.2", "2001:db8::1"].map(ip);
@@ -340,7 +341,7 @@ fn the_kubelets_probes_are_answered_by_the_agent_alone() -> Result<()> {
     let nowhere = Objects::Manifests(cluster.world.folder().join("nowhere"));
     let agent = Agent::spawn(node, Settings { objects: nowhere, ..cluster.settings() })?;
     let is_live = || Ok(probed(node, "livenessProbe").is_ok_and(|reply| reply.status == 200));
-    eventually("it runs", BOUND, is_live)?;
+    eventually("it runs", TIMEOUT, is_live)?;
     assert_eq!(probed(node, "readinessProbe")?.status, 503, "nothing is programmed");
     agent.terminate()?;
     let _agent = cluster.start_agent()?;
@@ -369,7 +370,7 @@ fn health_is_served_where_it_is_asked_for() -> Result<()> {
             fetch(&cluster.world.client, &url(ip(address), port, "/livez"), &[])
         };
         for address in served {
-            observed(flag, BOUND, || Ok(live(address, 8000)), Result::is_ok)??;
+            observed(flag, TIMEOUT, || Ok(live(address, 8000)), Result::is_ok)??;
         }
         for address in ["192.168.0.2", "192.168.1.2", "2001:db8::1"] {
             let answers = [8000, PORT].map(|port| live(address, port));

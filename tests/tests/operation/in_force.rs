@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 const METRICS: u16 = 10249;
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn page(node: &Netns, path: &str, more: &[&str]) -> Result<Reply> {
     fetch(node, &url(ip("127.0.0.1"), METRICS, path), more)
@@ -93,7 +93,7 @@ fn the_log_level_is_changed_while_the_agent_runs() -> Result<()> {
     let changed = printed(&["trace"])?;
     ensure!(changed.starts_with("trace (at the start: "), "{changed}");
     let (before, mut port) = (debugs(), 1000);
-    eventually("more is logged", BOUND, || {
+    eventually("more is logged", TIMEOUT, || {
         // A change that is programmed.
         port += 1;
         cluster.manifests.put("web", &[service(port)])?;

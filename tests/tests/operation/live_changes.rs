@@ -20,7 +20,7 @@ use serde_json::json;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// A change that has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects as `who` until `now` holds of what came of it.
 fn until(
@@ -30,7 +30,7 @@ fn until(
     now: impl Fn(&Outcome) -> bool,
 ) -> Result<Duration> {
     let started = Instant::now();
-    observed("as expected", BOUND, || fixture.ask(who, to, Protocol::Tcp), now)?;
+    observed("as expected", TIMEOUT, || fixture.probe(who, to, Protocol::Tcp), now)?;
     Ok(started.elapsed())
 }
 
@@ -72,7 +72,7 @@ fn a_broken_manifest_harms_nothing_else() -> Result<()> {
     manifests.put_text("broken", "kind: Service\nspec: [this is\n")?;
     let agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    assert!(fixture.ask(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
+    assert!(fixture.probe(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some());
     assert!(agent.log().contains("broken"), "the broken file is named in the log");
     // A file that breaks later: what it held is gone, what others hold stays and goes on changing.
     manifests.put_text("broken", "{}")?;
@@ -93,7 +93,7 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
     for (name, wiring) in [("b", Wiring::Bridged), ("r", Wiring::Routed)] {
         let pod = cluster.add_pod(name, wiring)?;
         for ip in service_ips(10) {
-            let first = Probe::tcp(SocketAddr::new(ip, 80)).ask_in(&pod.netns);
+            let first = Probe::tcp(SocketAddr::new(ip, 80)).send_in(&pod.netns);
             assert_eq!(
                 first.seen(),
                 pod.address_like(ip),
@@ -107,8 +107,8 @@ fn a_pod_is_local_from_add_to_del() -> Result<()> {
         let stranger = Pod::wire(node, netns, &format!("{name}2"), wiring, &addresses)?;
         for ip in service_ips(10) {
             let probe = Probe::tcp(SocketAddr::new(ip, 80));
-            eventually("no local pod any more", BOUND, || {
-                Ok(probe.ask_in(&stranger.netns).seen() != stranger.address_like(ip))
+            eventually("no local pod any more", TIMEOUT, || {
+                Ok(probe.send_in(&stranger.netns).seen() != stranger.address_like(ip))
             })
             .with_context(|| format!("{wiring:?}"))?;
         }
@@ -155,7 +155,7 @@ fn one_change_is_a_small_transaction() -> Result<()> {
     );
     let before = pods_of(&agent)?;
     let pod = fixture.cluster.add_pod("late", Wiring::Routed)?;
-    observed("one pod more", BOUND, || pods_of(&agent), |pods| *pods == before + 1)?;
+    observed("one pod more", TIMEOUT, || pods_of(&agent), |pods| *pods == before + 1)?;
     let changes = settled(&monitor, node)?;
     eprintln!("a pod, as {} changes:\n{}", changes.len(), changes.join("\n"));
     assert!((1..=8).contains(&changes.len()), "one pod in each family");

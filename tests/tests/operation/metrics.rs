@@ -22,7 +22,7 @@ const METRICS: u16 = 10249;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn scrape(node: &Netns) -> Result<String> {
     let reply = fetch(node, &url(ip("127.0.0.1"), METRICS, "/metrics"), &[])?;
@@ -41,7 +41,7 @@ fn value(text: &str, series: &str) -> Result<f64> {
 }
 
 fn until(node: &Netns, series: &str, now: impl Fn(f64) -> bool) -> Result<f64> {
-    observed(series, BOUND, || value(&scrape(node)?, series), |value| now(*value))
+    observed(series, TIMEOUT, || value(&scrape(node)?, series), |value| now(*value))
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn what_services_rules_refuse_is_counted() -> Result<()> {
         let no_endpoints = series("no_endpoints");
         until(node, &no_endpoints, |packets| packets == 0.0)?;
         for lonely in service_ips(99) {
-            let refused = fixture.ask(Host::Routed, (lonely, 80).into(), Protocol::Tcp)?;
+            let refused = fixture.probe(Host::Routed, (lonely, 80).into(), Protocol::Tcp)?;
             assert_eq!(refused, Outcome::Refused, "{label} {lonely}");
         }
         until(node, &no_endpoints, |packets| packets >= 2.0)?;
@@ -121,7 +121,7 @@ fn what_services_rules_refuse_is_counted() -> Result<()> {
         assert_eq!(value(&text, &series("source_ranges"))?, 0.0);
         if counts_unused_ports {
             let [unused, _] = service_ips(99);
-            let refused = fixture.ask(Host::Routed, (unused, 81).into(), Protocol::Tcp)?;
+            let refused = fixture.probe(Host::Routed, (unused, 81).into(), Protocol::Tcp)?;
             assert_eq!(refused, Outcome::Refused);
             until(node, &series("unused_port"), |packets| packets >= 1.0)?;
         }
@@ -129,9 +129,9 @@ fn what_services_rules_refuse_is_counted() -> Result<()> {
         let before = value(&scrape(node)?, &no_endpoints)?;
         let web = fixture.service("lonely", 99, &HTTP, &[Host::Remote])?;
         manifests.put("lonely", &web)?;
-        eventually("the service is served", BOUND, || {
+        eventually("the service is served", TIMEOUT, || {
             let answer =
-                fixture.ask(Host::Routed, (service_ips(99)[0], 80).into(), Protocol::Tcp)?;
+                fixture.probe(Host::Routed, (service_ips(99)[0], 80).into(), Protocol::Tcp)?;
             Ok(answer.endpoint().is_some())
         })?;
         assert!(value(&scrape(node)?, &no_endpoints)? >= before, "{label}");
@@ -160,7 +160,7 @@ fn invalid_packets_that_iptables_drops_are_counted() -> Result<()> {
     let reset = frame::packet(pod.addresses[0], remote, TCP, 64, &reset);
     let reset = frame::frame(from, to, &[], frame::ether_type(remote), &reset);
     let socket = FrameSocket::open(&pod.netns, POD_INTERFACE)?;
-    eventually("it is dropped", BOUND, || {
+    eventually("it is dropped", TIMEOUT, || {
         socket.send(&reset)?;
         Ok(value(&scrape(node)?, invalid)? >= 1.0)
     })

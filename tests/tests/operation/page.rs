@@ -20,7 +20,7 @@ const METRICS: u16 = 10249;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Wide as a desk's screen, and as a phone's.
 const SIZES: [(&str, &str); 2] = [("wide", "1280,1700"), ("narrow", "390,2600")];
@@ -55,7 +55,7 @@ fn browse(fixture: &Fixture, url: &str, picture: Option<(&Path, &str)>) -> Resul
 fn until(node: &Netns, path: &str, part: &str) -> Result<String> {
     let ask = || fetch(node, &page(path), &[]);
     let reply =
-        observed(&format!("{part} at {path}"), BOUND, ask, |reply| reply.body.contains(part))?;
+        observed(&format!("{part} at {path}"), TIMEOUT, ask, |reply| reply.body.contains(part))?;
     Ok(reply.body)
 }
 
@@ -130,7 +130,7 @@ fn a_browser_shows_what_this_node_does() -> Result<()> {
     until(node, "/", "lonely")?;
     until(node, "/", "ingress isolated")?;
     let lonely = SocketAddr::new(service_ips(20)[0], 80);
-    assert_eq!(fixture.ask(Host::Routed, lonely, Protocol::Tcp)?, Outcome::Refused);
+    assert_eq!(fixture.probe(Host::Routed, lonely, Protocol::Tcp)?, Outcome::Refused);
     let from = format!("{}@{}", fixture.bridged.addresses[0], fixture.bridged.input_interface);
     let asked = page(&format!("/?from={from}&to=172.30.0.10:80/tcp"));
     let seen = browse(&fixture, &asked, None)?;
@@ -182,7 +182,7 @@ fn connections_are_counted_for_those_who_ask() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     until(node, "/", "default/web")?;
     for who in [Host::Routed, Host::Outside, Host::Outside] {
-        let outcome = fixture.ask(who, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
+        let outcome = fixture.probe(who, SocketAddr::new(service_ips(10)[0], 80), Protocol::Tcp)?;
         anyhow::ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     let page = until(node, "/?connections=yes", "The newest")?;

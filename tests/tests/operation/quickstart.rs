@@ -19,14 +19,14 @@ fn quickstart() -> &'static str {
 }
 
 /// What a command that succeeds prints.
-fn said_by(command: &mut Command) -> Result<String> {
+fn output_of(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&checked(command)?.stdout).into_owned())
 }
 
 #[test]
 fn the_commands_that_are_printed_work_on_the_node_that_is_left_up() -> Result<()> {
     let _cleanup = Cleanup;
-    let output = said_by(Command::new(quickstart()).arg("--keep"))?;
+    let output = output_of(Command::new(quickstart()).arg("--keep"))?;
     let (_, left) = output.split_once("The node is left up").context("no end")?;
     let commands = left.lines().filter_map(|line| line.strip_prefix("      "));
     // The editor waits for a person, and the last one takes the node away.
@@ -34,11 +34,11 @@ fn the_commands_that_are_printed_work_on_the_node_that_is_left_up() -> Result<()
     let commands: Vec<&str> = commands.filter(is_tried).collect();
     ensure!(commands.len() >= 5, "{left}");
     for command in &commands {
-        said_by(Command::new("bash").args(["-c", command]))?;
+        output_of(Command::new("bash").args(["-c", command]))?;
     }
     let check = commands.iter().find(|command| command.contains("denizen-agent check"));
     let check = check.with_context(|| format!("no check: {left}"))?;
-    let found = said_by(Command::new("bash").args(["-c", check]))?;
+    let found = output_of(Command::new("bash").args(["-c", check]))?;
     ensure!(found.contains("warning 0, failure 0"), "{found}");
     Ok(())
 }

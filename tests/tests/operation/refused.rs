@@ -21,7 +21,7 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn flows_are_named(label: &str, flags: &[&str]) -> Result<()> {
     let (fixture, agent) = context(label, flags)?;
@@ -35,10 +35,10 @@ fn flows_are_named(label: &str, flags: &[&str]) -> Result<()> {
     let nobody = LabelSelector::label("role", "client");
     let more = NetworkPolicy::new("default", "more", nobody).ingress([PolicyRule::all()]);
     fixture.cluster.manifests.put("policies", &closed(&[more]))?;
-    agent.until("it is in force", BOUND, |status| status["networkPolicy"]["policies"] == 2)?;
+    agent.until("it is in force", TIMEOUT, |status| status["networkPolicy"]["policies"] == 2)?;
     are_shown(&fixture, &agent, &sent, 1)?;
     node.nft("flush chain ip denizen no-endpoints")?;
-    agent.until("that is repaired", BOUND, |status| status["driftRepaired"] == 1)?;
+    agent.until("that is repaired", TIMEOUT, |status| status["driftRepaired"] == 1)?;
     are_shown(&fixture, &agent, &sent, 1)?;
 
     agent.terminate()?;
@@ -112,10 +112,10 @@ fn without_policies_nothing_is_noted_and_a_table_has_no_such_set() -> Result<()>
     };
     ensure!(has_sets()?, "while there are policies");
     fixture.cluster.manifests.put("policies", &PolicyWorld::default().manifests())?;
-    agent.until("no policy is left", BOUND, |status| status["networkPolicy"]["policies"] == 0)?;
-    eventually("the sets go", BOUND, || Ok(!has_sets()?))?;
+    agent.until("no policy is left", TIMEOUT, |status| status["networkPolicy"]["policies"] == 0)?;
+    eventually("the sets go", TIMEOUT, || Ok(!has_sets()?))?;
     fixture.cluster.manifests.put("policies", &closed(&[]))?;
-    eventually("the sets come back", BOUND, has_sets)?;
+    eventually("the sets come back", TIMEOUT, has_sets)?;
     let sent: Vec<SentFlow> = all(&fixture)?.into_iter().take(2).collect();
     sent.iter().try_for_each(|flow| send(&fixture, flow))?;
     are_shown(&fixture, &agent, &sent, 1)?;
@@ -130,7 +130,7 @@ fn with_iptables_flows_of_policies_are_named_and_what_is_missing_too() -> Result
     let sent = &all(&fixture)?[0];
     send(&fixture, sent)?;
     let mut shown = Value::Null;
-    eventually("the policy's flow", BOUND, || {
+    eventually("the policy's flow", TIMEOUT, || {
         shown = flows(&fixture, &agent)?;
         Ok(shown["flows"][0]["packets"] == sent.datagrams)
     })?;

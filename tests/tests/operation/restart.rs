@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, START_TIMEOUT};
 use denizen_tests::eventually::eventually;
 use denizen_tests::kernel::ruleset::{self, Monitor};
 use denizen_tests::node::cluster::Cluster;
@@ -127,7 +127,7 @@ fn a_second_agent_is_refused_and_told_who_is_there() -> Result<()> {
     eprintln!("{error:#}");
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert!(
-        fixture.ask(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
+        fixture.probe(Host::Bridged, to, Protocol::Tcp)?.endpoint().is_some(),
         "the first one is unharmed"
     );
     Ok(())
@@ -142,7 +142,7 @@ fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
         blind.cluster.add_pod("after", Wiring::Routed).context("waitFor was not answered")?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     assert_eq!(
-        Probe::tcp(to).ask_in(&added.netns),
+        Probe::tcp(to).send_in(&added.netns),
         Outcome::Refused,
         "the old rules are still there"
     );
@@ -155,7 +155,7 @@ fn pods_are_programmed_while_the_services_are_unknown() -> Result<()> {
 fn manifests_that_come_back_are_read() -> Result<()> {
     let mut blind = without_manifests("restart-back")?;
     std::fs::rename(&blind.aside, blind.cluster.manifests.folder())?;
-    blind.agent.wait_programmed(STARTING)
+    blind.agent.wait_programmed(START_TIMEOUT)
 }
 
 /// An agent that programmed a service, ended, and was started again without its manifests.
@@ -178,6 +178,6 @@ fn without_manifests(label: &str) -> Result<Blind> {
     let aside = cluster.world.folder().join("manifests-aside");
     std::fs::rename(cluster.manifests.folder(), &aside)?;
     let agent = Agent::spawn(&cluster.world.node, services(&cluster))?;
-    eventually("answering", STARTING, || Ok(agent.status().is_ok()))?;
+    eventually("answering", START_TIMEOUT, || Ok(agent.status().is_ok()))?;
     Ok(Blind { agent, _before: before, cluster, aside })
 }

@@ -20,7 +20,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The service of number 10, `web`, which the routed pod serves.
 fn to_web() -> SocketAddr {
@@ -46,8 +46,8 @@ fn follow(fixture: &Fixture, agent: &Agent, who: Host) -> Result<(TraceCommand, 
 
 fn traced(fixture: &Fixture, agent: &Agent, who: Host) -> Result<(TraceReport, Outcome)> {
     let (tracing, source) = follow(fixture, agent, who)?;
-    let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
-    let outcome = probe.ask_in(fixture.place(who).0);
+    let probe = Probe::tcp(to_web()).from(source).timeout(SILENCE);
+    let outcome = probe.send_in(fixture.place(who).0);
     Ok((tracing.end()?, outcome))
 }
 
@@ -63,12 +63,12 @@ fn what_is_asked_for_is_followed_and_nothing_is_left() -> Result<()> {
     ensure!(tables(&fixture)?.contains("denizen-trace-"), "no table");
     // Others' packets to the same service, and the same host's to another port.
     for who in [Host::Remote, Host::Bridged, Host::ThisNode] {
-        let outcome = fixture.ask(who, to_web(), Protocol::Tcp)?;
+        let outcome = fixture.probe(who, to_web(), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     let elsewhere = Probe::tcp(SocketAddr::new(to_web().ip(), 81)).from(source);
-    elsewhere.ask_in(fixture.place(Host::Outside).0);
-    Probe::tcp(to_web()).from(source).ask_in(fixture.place(Host::Outside).0);
+    elsewhere.send_in(fixture.place(Host::Outside).0);
+    Probe::tcp(to_web()).from(source).send_in(fixture.place(Host::Outside).0);
     let traced = tracing.end()?;
     traced.ensure_as_predicted()?;
     let [packet] = traced.packets() else { anyhow::bail!("{:#}", traced.0) };
@@ -93,7 +93,7 @@ fn names_stand_for_addresses_and_are_shown() -> Result<()> {
         let from = format!("default/{pod}");
         let arguments = ["--from", &from, "--to", "default/web:http"];
         let tracing = TraceCommand::start(&fixture.cluster.world.node, &agent, &arguments)?;
-        let outcome = fixture.ask(who, to_web(), Protocol::Tcp)?;
+        let outcome = fixture.probe(who, to_web(), Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
         let traced = tracing.end()?;
         traced.ensure_as_predicted()?;
@@ -159,7 +159,7 @@ fn reasons(fixture: &Fixture, agent: &Agent, who: Host) -> Result<Vec<Vec<String
     let arguments = ["--from", &from, "--to", &to, "--count", &count];
     let tracing = TraceCommand::start(&fixture.cluster.world.node, agent, &arguments)?;
     for _ in 0..PACKETS {
-        let outcome = Probe::tcp(to_web()).from(from.parse()?).ask_in(fixture.place(who).0);
+        let outcome = Probe::tcp(to_web()).from(from.parse()?).send_in(fixture.place(who).0);
         ensure!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
         // No faster than packets are marked.
         std::thread::sleep(Duration::from_millis(100));
@@ -183,7 +183,7 @@ fn reasons_are_true_of_the_packets_that_match_their_rules() -> Result<()> {
         let everybody = [Host::Bridged, Host::Routed, Host::Remote];
         let web = fixture.service("web", 10, &ports, &everybody)?;
         fixture.cluster.manifests.put("services", &web)?;
-        agent.until("endpoints", BOUND, |status| status["endpoints"] == 3)?;
+        agent.until("endpoints", TIMEOUT, |status| status["endpoints"] == 3)?;
         for (who, is_pod) in [(Host::Bridged, true), (Host::Routed, true), (Host::Outside, false)] {
             let all = reasons(&fixture, &agent, who)?;
             for reasons in &all {
@@ -247,8 +247,8 @@ fn rules_that_are_not_the_plans_are_found() -> Result<()> {
             let (tracing, source) = follow(&fixture, &agent, *who)?;
             signal(Signal::SIGSTOP)?;
             fixture.cluster.world.node.output(program, arguments)?;
-            let probe = Probe::tcp(to_web()).from(source).patience(SILENCE);
-            probe.ask_in(fixture.place(*who).0);
+            let probe = Probe::tcp(to_web()).from(source).timeout(SILENCE);
+            probe.send_in(fixture.place(*who).0);
             let traced = tracing.end()?;
             signal(Signal::SIGCONT)?;
             let differences = traced.differences();
@@ -286,9 +286,9 @@ fn a_policys_drop_is_traced_as_predicted() -> Result<()> {
     ensure!(packet["lastDestination"]["name"] == "default/routed", "{packet:#}");
     // A peer that is permitted is sent on.
     manifests.put("pods", &fixture.pod_objects("friend", "web"))?;
-    eventually("it may", BOUND, || {
-        let probe = Probe::tcp(to_web()).patience(SILENCE);
-        Ok(probe.ask_in(fixture.place(Host::Bridged).0).endpoint().is_some())
+    eventually("it may", TIMEOUT, || {
+        let probe = Probe::tcp(to_web()).timeout(SILENCE);
+        Ok(probe.send_in(fixture.place(Host::Bridged).0).endpoint().is_some())
     })?;
     let (traced, outcome) = self::traced(&fixture, &agent, Host::Bridged)?;
     ensure!(outcome.endpoint().is_some(), "{outcome:?}");

@@ -240,7 +240,7 @@ fn rules_of_another_version_become_this_ones_without_a_gap() -> Result<()> {
     assert_eq!(ruleset::dump(node)?, wanted);
     for who in [Host::Bridged, Host::Outside] {
         let to = SocketAddr::new(service_ips(10)[0], 80);
-        let outcome = fixture.ask(who, to, Protocol::Tcp)?;
+        let outcome = fixture.probe(who, to, Protocol::Tcp)?;
         assert!(outcome.endpoint().is_some(), "{who:?}: {outcome:?}");
     }
     assert_eq!(agent.status()?["errors"], json!([]));

@@ -21,7 +21,7 @@ use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct AdoptionContext {
     cluster: Cluster,
@@ -66,7 +66,7 @@ impl AdoptionContext {
 
     fn wait(&self, what: &str, agent: &Agent, so: impl Fn() -> Result<bool>) -> Result<()> {
         // The file may be half way between two states, and then it is not so yet.
-        eventually(what, PATIENCE, || Ok(so().unwrap_or(false))).with_context(|| agent.log())
+        eventually(what, TIMEOUT, || Ok(so().unwrap_or(false))).with_context(|| agent.log())
     }
 }
 

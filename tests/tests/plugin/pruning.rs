@@ -19,7 +19,7 @@ use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
 /// Longer than a record without a link stays on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn cluster(label: &str) -> Result<(Cluster, Server)> {
     let cluster = Cluster::new(label, &Value::Null)?;
@@ -36,9 +36,9 @@ fn records(run_dir: &Path) -> Result<BTreeSet<String>> {
 /// Waits until exactly these attachments are recorded, and the agent has programmed as many.
 fn only(cluster: &Cluster, agent: &Agent, expected: &[&str]) -> Result<()> {
     let expected: BTreeSet<String> = expected.iter().map(|name| (*name).to_owned()).collect();
-    let look = || Ok((records(cluster.run_dir())?, agent.status()?["pods"].as_u64()));
+    let state = || Ok((records(cluster.run_dir())?, agent.status()?["pods"].as_u64()));
     let wanted = (expected.clone(), Some(expected.len() as u64));
-    observed("recorded and programmed alone", PATIENCE, look, |found| *found == wanted)
+    observed("recorded and programmed alone", TIMEOUT, state, |found| *found == wanted)
         .with_context(|| format!("expected {expected:?}"))?;
     Ok(())
 }
@@ -71,7 +71,7 @@ fn a_pod_that_nobody_deleted_is_forgotten_and_no_other() -> Result<()> {
     let mut left: Vec<&str> = left.iter().map(String::as_str).collect();
     left.push(&without);
     let all = || records(cluster.run_dir());
-    observed("forgotten", PATIENCE, all, |all| !all.contains(&crashed.attachment()))?;
+    observed("forgotten", TIMEOUT, all, |all| !all.contains(&crashed.attachment()))?;
     assert_eq!(records(cluster.run_dir())?, left.iter().map(|id| (*id).to_owned()).collect());
     assert!(is_local(&plain));
     let log = agent.log();
@@ -101,7 +101,7 @@ fn a_renamed_veth_and_a_moved_port_are_followed() -> Result<()> {
             };
             record.as_ref().is_some_and(at) && is_local(pod)
         };
-        observed(&format!("at {link}"), PATIENCE, record, is_placed).map(drop)
+        observed(&format!("at {link}"), TIMEOUT, record, is_placed).map(drop)
     };
     rename(routed.host_interface(), "new-name")?;
     placed(&routed, "new-name", "new-name")?;

@@ -151,12 +151,12 @@ impl Mesh {
         explain.arg("--manifests").arg(tempfile::tempdir_in(self.base.folder()).unwrap().keep());
         let output = explain.arg("--run-dir").arg(self.base.run_dir()).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
-        let said: Value = serde_json::from_slice(&output.stdout).expect(&error);
+        let explained: Value = serde_json::from_slice(&output.stdout).expect(&error);
         let row = |row: &Value| {
             let rule = row["rule"].as_str().unwrap_or("no rule");
             (format!("{} {rule}", row["direction"].as_str().unwrap()), row["port"].as_u64())
         };
-        said["redirects"].as_array().into_iter().flatten().map(row).collect()
+        explained["redirects"].as_array().into_iter().flatten().map(row).collect()
     }
 
     /// Whether the pod has the table.

@@ -63,7 +63,7 @@ const CASES: [Case<'static>; 14] = [
     ("before it", From::Node, To::Pod, 4566, Some(INBOUND), &[TAKEN_IN, BY_PROXY]),
 ];
 
-fn play(mesh: &Mesh, sidecar: &Sidecar, pod: IpAddr, node: IpAddr, case: &Case<'_>) {
+fn check_case(mesh: &Mesh, sidecar: &Sidecar, pod: IpAddr, node: IpAddr, case: &Case<'_>) {
     let (name, from, to, port, taken, counted) = *case;
     let ip = match to {
         To::Node => node,
@@ -111,7 +111,7 @@ fn every_connection_behind(first: Value) {
     }
     for (pod, node) in Mesh::addresses(&result).into_iter().zip(["10.85.0.1", "fd00:85::1"]) {
         for case in &CASES {
-            play(&mesh, &sidecar, pod, node.parse().unwrap(), case);
+            check_case(&mesh, &sidecar, pod, node.parse().unwrap(), case);
         }
     }
 }
@@ -198,7 +198,7 @@ fn what_else_can_be_skipped_is_skipped() {
                 None => &[all, BY_PROXY],
             };
             let to = if from == From::Node { To::Pod } else { To::Node };
-            play(&mesh, &sidecar, pod, node, &("skipped", from, to, 8080, taken, counted));
+            check_case(&mesh, &sidecar, pod, node, &("skipped", from, to, 8080, taken, counted));
         }
     }
 }

@@ -61,7 +61,7 @@ const IN_IPTABLES: [(&str, &str); 3] = [
 
 /// Adds the pod, and makes every connection in both versions of IP. In place of the proxy, servers
 /// say at which of its ports a connection arrived: it must not connect on.
-fn play(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
+fn check_cases(mesh: &Mesh, served: &[u16], cases: &[Case<'_>]) {
     for address in ["10.85.1.1/32", "fd00:85:1::1/128"] {
         mesh.base.node.ip(&format!("addr add {address} dev lo"));
     }
@@ -184,7 +184,7 @@ fn istio_s_pods_are_redirected() {
         ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.85.1.1/32,fd00:85:1::1/128"),
     ];
     let mesh = Mesh::bridged(&json!({ "profile": "istio" }), &annotations);
-    play(&mesh, &[8080, 15001, 15006, 15021], &ISTIO);
+    check_cases(&mesh, &[8080, 15001, 15006, 15021], &ISTIO);
     // What Envoy passes on has a source of its own.
     for (passed_on, pod) in ["127.0.0.6:0", "[::6]:0"].into_iter().zip(mesh.record().ips) {
         let from: SocketAddr = passed_on.parse().unwrap();
@@ -238,7 +238,7 @@ fn consul_s_pods_are_redirected() {
         ("consul.hashicorp.com/dual-stack", "true"),
     ];
     let mesh = Mesh::bridged(&json!({ "profile": "consul" }), &annotations);
-    play(&mesh, &[8080, 8600, 15001, 20000, 20200], &CONSUL);
+    check_cases(&mesh, &[8080, 8600, 15001, 20000, 20200], &CONSUL);
     for loopback in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let rule = "outbound denizen/redirect-dns-to-port-8600";
         counted(&mesh, rule, "DNS over UDP", || resolve(&mesh, loopback));
@@ -270,7 +270,11 @@ fn other_proxies_get_what_is_asked_for() {
         "skipInboundPorts": ["4567-4568"],
     });
     let mesh = Mesh::bridged(&custom, &[("example.com/proxy", "yes")]);
-    play(&mesh, &[4140, 4143, 4191, 4567, 8080], &[&PLAIN as &[_], &[EXCLUDED_PORT]].concat());
+    check_cases(
+        &mesh,
+        &[4140, 4143, 4191, 4567, 8080],
+        &[&PLAIN as &[_], &[EXCLUDED_PORT]].concat(),
+    );
 }
 
 #[test]
@@ -280,7 +284,7 @@ fn linkerd_s_pods_are_redirected_by_iptables() {
         "skipOutboundCidrs": EXCLUDED,
     });
     let mesh = Mesh::bridged(&linkerd, &[]);
-    play(&mesh, &[4140, 4143, 4191, 4567, 8080], &[&PLAIN as &[_], &[SKIPPED]].concat());
+    check_cases(&mesh, &[4140, 4143, 4191, 4567, 8080], &[&PLAIN as &[_], &[SKIPPED]].concat());
 }
 
 /// Asks at port 53 over UDP, and is answered from there by who listens at port 8600.

@@ -90,5 +90,5 @@ fn is_the_same_with_both(world: &World) -> Result<()> {
 fn both_backends_do_the_same() {
     let worlds = vec(any::<u16>(), 100).prop_map(|numbers| World::drawn(&numbers));
     let (count, shrinking) = (times(60, 6) as u32, Duration::from_secs(20));
-    random::play(count, random::seed().unwrap(), shrinking, worlds, is_the_same_with_both).unwrap();
+    random::run(count, random::seed().unwrap(), shrinking, worlds, is_the_same_with_both).unwrap();
 }

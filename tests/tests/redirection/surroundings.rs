@@ -25,7 +25,7 @@ const WEB: u16 = 8080;
 const NODE: [&str; 2] = ["10.85.0.1", "fd00:85::1"];
 
 /// What has not happened by then never will.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn linkerd() -> Value {
     json!({ "profile": "linkerd" })
@@ -57,7 +57,7 @@ fn what_is_not_tcp_is_left_alone() {
     for (node, pod) in NODE.into_iter().zip(pods) {
         let to = web(node);
         let server = mesh.base.node.run(move || UdpSocket::bind(to)).unwrap();
-        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        server.set_read_timeout(Some(TIMEOUT)).unwrap();
         uncounted(&mesh, || {
             let client = mesh.base.pod.run(move || UdpSocket::bind((pod, 0))).unwrap();
             client.send_to(b"?", to).unwrap();
@@ -77,7 +77,7 @@ fn ping(from: &Namespace, to: IpAddr) {
             IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128),
         };
         let mut socket = Socket::new(domain, Type::DGRAM, Some(protocol)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket.send_to(&[echo, 0, 0, 0, 0, 0, 0, 1], &SocketAddr::new(to, 0).into()).unwrap();
         assert!(socket.read(&mut [0; 64]).unwrap() > 0);
     });
@@ -140,7 +140,7 @@ impl Unprivileged {
         let process = Self(command.spawn().unwrap());
         let users = |of: &str| fs::read_link(format!("/proc/{of}/ns/user"));
         let id = process.0.id().to_string();
-        eventually("it has its own", PATIENCE, || Ok(users(&id)? != users("self")?)).unwrap();
+        eventually("it has its own", TIMEOUT, || Ok(users(&id)? != users("self")?)).unwrap();
         for map in ["uid_map", "gid_map"] {
             fs::write(format!("/proc/{id}/{map}"), format!("0 {ITS_ROOT} 65536")).unwrap();
         }
@@ -212,7 +212,7 @@ fn nothing_passes_once_an_add_has_answered() {
             Ok(())
         });
         let passes = || Ok(passed.load(Ordering::SeqCst) > 10);
-        eventually("it connects", PATIENCE, passes).unwrap();
+        eventually("it connects", TIMEOUT, passes).unwrap();
         mesh.ours("ADD", &result).unwrap();
         answered.store(true, Ordering::SeqCst);
         assert_eq!(client.join().unwrap(), Ok(()));
@@ -294,7 +294,7 @@ fn a_pod_whose_ipv6_address_is_tentative_is_redirected() {
     serve(inside, WEB);
     let to = SocketAddr::new(pod, WEB);
     let output = || Ok(fetch(&mesh.base.node, CLIENT_UID, to) == Some(WEB.to_string()));
-    eventually("answered", PATIENCE, output).unwrap();
+    eventually("answered", TIMEOUT, output).unwrap();
     let source = NODE[1].parse().unwrap();
     assert_eq!(sidecar.taken(), [Redirected { port: INBOUND, source, to }]);
 }

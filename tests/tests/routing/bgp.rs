@@ -16,7 +16,7 @@ use denizen_tests::peers::bird::Bird;
 use denizen_tests::test_length;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{NODES, addresses, objects, ranges};
 use super::table::{VIPS, web};
 use super::underlay::{CLIENT, TORS, Underlay};
@@ -55,7 +55,7 @@ fn forgets_without_recovery(fabric: &mut Underlay) -> Result<()> {
     let node = &fabric.segment.nodes[0];
     let [here, there] = [0, 1].map(|index| fabric.segment.nodes[index].pod());
     let (here, there) = (here?, SocketAddr::new(there?.addresses[0], PORT));
-    let ask = || Probe::tcp(there).patience(SILENCE).ask_in(&here.netns);
+    let ask = || Probe::tcp(there).timeout(SILENCE).send_in(&here.netns);
 
     let keeps = node.speaker()?;
     // It has looked at the kernel's routes.
@@ -63,7 +63,7 @@ fn forgets_without_recovery(fabric: &mut Underlay) -> Result<()> {
         let routes = keeps.ask("show route table denizen4").unwrap_or_default();
         Ok(routes.contains(VIPS[0]))
     };
-    eventually("a new BIRD", BOUND, has_looked)?;
+    eventually("a new BIRD", TIMEOUT, has_looked)?;
     ensure!(fabric.learned()? == before, "{:?} of {before:?} with recovery", fabric.learned()?);
     ensure!(ask().endpoint() == Some(there), "{there} is not reached with recovery");
     drop(keeps);
@@ -71,7 +71,7 @@ fn forgets_without_recovery(fabric: &mut Underlay) -> Result<()> {
     let folder = node.run_dir.join("bird");
     let (file, socket) = (folder.join("bird.conf"), folder.join("bird.ctl"));
     let forgets = Bird::with(&node.netns, &file, &socket)?;
-    observed("forgotten", BOUND, || fabric.learned(), Vec::is_empty)?;
+    observed("forgotten", TIMEOUT, || fabric.learned(), Vec::is_empty)?;
     let outcome = ask();
     ensure!(outcome.endpoint().is_none(), "{outcome:?} without recovery");
     pause_others(fabric, false)?;
@@ -122,10 +122,10 @@ fn comes_back_beside_a_dead_router(fabric: &mut Underlay) -> Result<()> {
     ensure!(uses(&before, &dead) == 2 && uses(&before, &alive) == 2, "{before:?}");
     fabric.speakers.insert(0, node.speaker()?);
     let is_past = |hops: &[String; 2]| uses(hops, &dead) == 0 && uses(hops, &alive) == 2;
-    observed("converged", BOUND * 2, defaults, is_past)?;
+    observed("converged", TIMEOUT * 2, defaults, is_past)?;
     for (vip, own) in VIPS.map(ip).into_iter().zip(CLIENT) {
-        let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).ask_in(&fabric.client);
-        observed("served", BOUND, || Ok(ask()), |outcome| outcome.endpoint().is_some())?;
+        let ask = || Probe::tcp(SocketAddr::new(vip, 80)).from(ip(own)).send_in(&fabric.client);
+        observed("served", TIMEOUT, || Ok(ask()), |outcome| outcome.endpoint().is_some())?;
     }
     Ok(())
 }
@@ -159,7 +159,7 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let node = &fabric.segment.nodes[0];
     fabric.segment.manifests.put("web", &web(node, true)?)?;
     for vip in VIPS {
-        fabric.until_said(vip, "(64512,105)", true)?;
+        fabric.until_shown(vip, "(64512,105)", true)?;
     }
     // All reach all, and meanwhile nobody has anything more to say.
     let settled = || {
@@ -170,7 +170,7 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
         let is_quiet = fabric.heard()? == before;
         Ok((!is_quiet).then(|| "routers hear more".to_owned()))
     };
-    observed("settled", BOUND, settled, Option::is_none)?;
+    observed("settled", TIMEOUT, settled, Option::is_none)?;
     passes_nothing_on(&fabric)?;
     let explained = explain(&fabric, VIPS[0])?;
     let peers = ["node:192.0.2.2", "node:192.0.2.3", "peer:tor-101-0", "peer:tor-102-0"];
@@ -210,8 +210,8 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     let mut nodes = objects(1..=NODES);
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
     fabric.segment.manifests.put("nodes", &nodes)?;
-    fabric.until_said(VIPS[0], "(65535,0)", true)?;
-    fabric.until_said(&ranges(1)[0], "(65535,0)", false)?;
+    fabric.until_shown(VIPS[0], "(65535,0)", true)?;
+    fabric.until_shown(&ranges(1)[0], "(65535,0)", false)?;
     // Traffic goes to another node that serves; where there is none, it stays.
     fabric.put_web(&[(0, true), (1, true)])?;
     fabric.until_next_hops(&[1])?;
@@ -225,20 +225,20 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
 fn without_bird_the_agent_goes_on_and_says_so() -> Result<()> {
     let mut fabric = Underlay::new("bgp-away")?;
     fabric.segment.manifests.put("web", &web(&fabric.segment.nodes[0], true)?)?;
-    fabric.until_said(VIPS[0], "(64512,105)", true)?;
+    fabric.until_shown(VIPS[0], "(64512,105)", true)?;
     drop(fabric.speakers.remove(0));
     let reason =
         |address: &Value| address["reason"] == "speaker-down" && address["announced"] == false;
-    observed("explained", BOUND, || explain(&fabric, VIPS[0]), reason)?;
+    observed("explained", TIMEOUT, || explain(&fabric, VIPS[0]), reason)?;
     let agent = fabric.segment.nodes[0].agent()?;
-    let status = agent.until("away", BOUND, |status| status["bgp"]["isAnswering"] == false)?;
+    let status = agent.until("away", TIMEOUT, |status| status["bgp"]["isAnswering"] == false)?;
     let errors = status["errors"].to_string();
     ensure!(errors.contains("BIRD does not answer"), "{errors}");
     ensure!(status["announcements"]["inTable"] == status["announcements"]["wanted"], "{status}");
     // Routes to the pods of others are still there.
     let (from, to) = (fabric.segment.nodes[0].pod()?, fabric.segment.nodes[1].pod()?);
     for address in &to.addresses {
-        let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&from.netns);
+        let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).send_in(&from.netns);
         ensure!(outcome.endpoint().is_some(), "{address}: {outcome:?}");
     }
     comes_back_beside_a_dead_router(&mut fabric)?;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::segment::{Node, Segment, addresses, objects};
 use super::storm::{Storm, change};
 use super::table::{FLAGS, VIPS, table, web};
-use super::{BOUND, ranges};
+use super::{TIMEOUT, ranges};
 
 /// The router that has this number among the segment's nodes.
 fn router(number: u8) -> String {
@@ -87,7 +87,7 @@ impl Fabric {
                 }
                 Ok(heard)
             };
-            observed("heard", BOUND, routes, |heard| *heard == wanted)?;
+            observed("heard", TIMEOUT, routes, |heard| *heard == wanted)?;
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Fabric {
         self.put_web(false)?;
         let is_vip = |line: &String| VIPS.iter().any(|vip| line.ends_with(vip));
         let is_withdrawn = || Ok(!table(&self.node().netns)?.iter().any(is_vip));
-        eventually("withdrawn", BOUND, is_withdrawn)?;
+        eventually("withdrawn", TIMEOUT, is_withdrawn)?;
         self.speaker.pause(false)?;
         self.until_heard(pods)?;
         let log = self.speaker.log()?;
@@ -142,7 +142,7 @@ fn routers_hear_what_the_agent_announces_and_nothing_else() -> Result<()> {
     for (vip, family) in VIPS.map(ip).iter().zip(0..) {
         for (node, number) in fabric.segment.nodes[1..].iter().zip(2..) {
             let from = addresses(number)[family];
-            let outcome = Probe::tcp(SocketAddr::new(*vip, 80)).from(from).ask_in(&node.netns);
+            let outcome = Probe::tcp(SocketAddr::new(*vip, 80)).from(from).send_in(&node.netns);
             let is_served = outcome.endpoint().is_some() && outcome.seen() == Some(from);
             ensure!(is_served, "{vip} from {from}: {outcome:?}");
         }
@@ -155,7 +155,7 @@ fn routers_hear_what_the_agent_announces_and_nothing_else() -> Result<()> {
     node.agent.take().context("an agent")?.kill()?;
     node.start_with(&[&FLAGS[..], &["--drain-taints=away", "--drain-wait=1h"]].concat())?;
     let is_whole = |status: &serde_json::Value| status["announcements"]["announced"] != json!({});
-    node.agent()?.until("announced", BOUND, is_whole)?;
+    node.agent()?.until("announced", TIMEOUT, is_whole)?;
     assert_eq!(heard(&fabric)?, before, "updates while the agent was replaced");
     fabric.put_web(false)?;
     fabric.until_heard(&pods)?;
@@ -171,7 +171,7 @@ fn routers_hear_what_the_agent_announces_and_nothing_else() -> Result<()> {
     };
     for bird in &fabric.routers {
         let vip = format!("{}/32", VIPS[0]);
-        eventually("drained", BOUND, || has_community(bird, &vip))?;
+        eventually("drained", TIMEOUT, || has_community(bird, &vip))?;
         ensure!(!has_community(bird, &range)?, "pods have no other way");
     }
     Ok(())

@@ -7,7 +7,7 @@ use denizen_tests::node::manifest::{Port, service, slice};
 use denizen_tests::node::world::ip;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Node, Segment, object, ranges};
 use super::table::{FLAGS, Monitor, VIPS, explained, table, until_table, web};
 
@@ -50,7 +50,7 @@ fn a_younger_node_that_claims_everything_withdraws_nothing() -> Result<()> {
         manifests.put("marker", &marker(node, number)?)?;
         let marked = format!("203.0.113.{number}");
         let is_decided = |address: &Value| address["announced"] == true;
-        observed("decided", BOUND, || explained(node, &marked), is_decided)?;
+        observed("decided", TIMEOUT, || explained(node, &marked), is_decided)?;
         let left = table(&node.netns)?;
         for prefix in [&v4, &vip, &vip6, &v6] {
             ensure!(left.contains(prefix), "{claims:?} withdrew {prefix}: {left:?}");
@@ -63,7 +63,7 @@ fn a_younger_node_that_claims_everything_withdraws_nothing() -> Result<()> {
     // What an older Node has it keeps.
     manifests.put("greedy", &[object("greedy", 0, &[ip("192.0.2.99")], &ranges(1))])?;
     let is_lost = |address: &Value| address["announced"] == false;
-    let output = observed("an older Node's", BOUND, || explained(node, "10.1.1.5"), is_lost)?;
+    let output = observed("an older Node's", TIMEOUT, || explained(node, "10.1.1.5"), is_lost)?;
     assert_eq!(output["why"], format!("it overlaps {} of Node greedy", ranges(1)[0]), "{output}");
     Ok(())
 }

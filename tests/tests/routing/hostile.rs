@@ -9,7 +9,7 @@ use denizen_tests::peers::bird::Bird;
 use denizen_tests::test_length;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Segment, addresses};
 use super::underlay::configured;
 
@@ -71,7 +71,7 @@ fn a_hostile_router_changes_nothing() -> Result<()> {
     let folder = segment.folder.path().to_owned();
     let evil = Bird::start(&segment.nodes[1].netns, &folder, "evil", &hostile(FEW))?;
     let received = || Ok(received(&speaker).unwrap_or_default());
-    observed("received", BOUND, received, |count| *count == CLAIMS.len() + FEW)?;
+    observed("received", TIMEOUT, received, |count| *count == CLAIMS.len() + FEW)?;
     let learned = || {
         let now = main_table(&segment)?;
         Ok(now.into_iter().filter(|line| !before.contains(line)).collect::<Vec<_>>())
@@ -90,9 +90,9 @@ fn a_hostile_router_changes_nothing() -> Result<()> {
     };
     let is_limited =
         |session: &Value| session["state"] == "Established" && session["isLimited"] == true;
-    let shown = observed("limited", BOUND, session, is_limited)?;
+    let shown = observed("limited", TIMEOUT, session, is_limited)?;
     assert_eq!(shown["imported"], LIMIT, "{shown}");
-    let routes = observed("learned", BOUND, learned, |routes| routes.len() == LIMIT)?;
+    let routes = observed("learned", TIMEOUT, learned, |routes| routes.len() == LIMIT)?;
     ensure!(routes.iter().all(is_asked), "{routes:?}");
     beside_another_bird(&segment, &speaker, &routes)?;
     let kept = main_table(&segment)?;
@@ -117,7 +117,7 @@ fn beside_another_bird(segment: &Segment, ours: &Bird, learned: &[String]) -> Re
     let other = Bird::start(netns, segment.folder.path(), "other", configuration)?;
     let is_theirs = |line: &String| line.starts_with("10.77.0.0/16");
     let shown = || main_table(segment);
-    observed("theirs", BOUND, shown, |lines| lines.iter().any(is_theirs))?;
+    observed("theirs", TIMEOUT, shown, |lines| lines.iter().any(is_theirs))?;
     for _ in 0..3 {
         other.ask("reload in others")?;
         ours.ask("reload in learned4")?;

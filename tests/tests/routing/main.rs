@@ -39,7 +39,7 @@ use self::segment::{NODES, Segment, addresses, object, objects, ranges, routes_t
 
 /// What has not come about by then never will. The agent looks every minute even where it has heard
 /// of nothing, and that must not pass for hearing.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn routing(agent: &Agent) -> Result<Value> {
     Ok(agent.ask_directly(&json!({ "status": {} }))?["routing"].clone())
@@ -63,14 +63,14 @@ fn every_pod_reaches_every_pod_and_service_in_both_families() -> Result<()> {
     segment.start_agents()?;
     segment.manifests.put("web", &web(&segment)?)?;
     for node in &segment.nodes {
-        node.agent()?.until("served", BOUND, |status| status["endpoints"] == 3)?;
+        node.agent()?.until("served", TIMEOUT, |status| status["endpoints"] == 3)?;
     }
     let nodes = || segment.nodes.iter();
     for (from, to) in nodes().flat_map(|from| nodes().map(move |to| (from, to))) {
         for family in 0..2 {
             let (from, to) = (from.pod()?, to.pod()?);
             let own = from.addresses[family];
-            let ask = |to| Probe::tcp(to).from(own).ask_in(&from.netns);
+            let ask = |to| Probe::tcp(to).from(own).send_in(&from.netns);
             let pod = SocketAddr::new(to.addresses[family], PORT);
             let outcome = ask(pod);
             let is_direct = outcome.endpoint() == Some(pod) && outcome.seen() == Some(own);
@@ -90,7 +90,7 @@ fn every_pod_reaches_every_pod_and_service_in_both_families() -> Result<()> {
     segment.nodes[0].agent.take().context("an agent")?.terminate()?;
     segment.nodes[0].netns.ip("route flush proto 213")?;
     let (from, to) = (segment.nodes[0].pod()?, segment.nodes[1].pod()?);
-    let lost = Probe::tcp(SocketAddr::new(to.addresses[0], PORT)).ask_in(&from.netns);
+    let lost = Probe::tcp(SocketAddr::new(to.addresses[0], PORT)).send_in(&from.netns);
     ensure!(lost.endpoint().is_none(), "{lost:?} without a route");
     Ok(())
 }
@@ -132,7 +132,7 @@ fn lost_routes_are_repaired() -> Result<()> {
         node.netns.output("ip", &done.split(' ').collect::<Vec<_>>())?;
         if done.ends_with("down") {
             let rejected = |status: &Value| status["rejected"].as_array().map(Vec::len) == Some(4);
-            observed("rejected", BOUND, || routing(node.agent()?), rejected)?;
+            observed("rejected", TIMEOUT, || routing(node.agent()?), rejected)?;
         } else {
             node.until_routed(&[2, 3]).context(done)?;
         }
@@ -140,7 +140,7 @@ fn lost_routes_are_repaired() -> Result<()> {
     node.netns.ip("addr del 192.0.2.1/24 dev eth0\naddr add 192.0.2.11/24 dev eth0")?;
     node.until_routed(&[2, 3]).context("a new address")?;
     let status =
-        observed("known", BOUND, || routing(node.agent()?), |status| status["routes"] == 4)?;
+        observed("known", TIMEOUT, || routing(node.agent()?), |status| status["routes"] == 4)?;
     // `ip` flushes again what was repaired before it looks a second time.
     ensure!(status["repaired"].as_u64() >= Some(5), "{status}");
     assert_eq!(status["rejected"], json!([]));
@@ -170,7 +170,7 @@ fn routes_follow_the_nodes() -> Result<()> {
         .iter()
         .map(|line| line.replace("192.0.2.2 ", "192.0.2.4 ").replace("db8::2 ", "db8::4 "))
         .collect();
-    observed("inherited", BOUND, || node.routes(), |routes| *routes == inherited)?;
+    observed("inherited", TIMEOUT, || node.routes(), |routes| *routes == inherited)?;
     node.agent.take().context("an agent")?.terminate()?;
     ensure!(node.routes()?.len() == 2, "SIGTERM removed routes");
     let cleanup = node.netns.output(
@@ -197,7 +197,7 @@ fn a_node_that_claims_what_is_not_its_own_gets_no_route() -> Result<()> {
     let honest = "10.1.9.0/24 via 192.0.2.66 dev eth0 metric 1190".to_owned();
     let mut wanted = routes_to(&[2, 3]);
     wanted.insert(2, honest);
-    observed("routed", BOUND, || node.routes(), |routes| *routes == wanted)?;
+    observed("routed", TIMEOUT, || node.routes(), |routes| *routes == wanted)?;
     let status = node.agent()?.status()?;
     let reasons = [
         "no route to 0.0.0.0/0, the podCIDR of Node evil: no pod can have these addresses",

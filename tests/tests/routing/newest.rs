@@ -16,7 +16,7 @@ use denizen_tests::packets::server::Server;
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Node, Segment, addresses};
 use super::underlay::{chains, configured};
 
@@ -117,12 +117,12 @@ impl Fabric {
                 // A second way would be the old one.
                 let is_only =
                     |line: &String| line.contains(&via) && line.matches("via ").count() == 1;
-                observed("preferred", BOUND, shown, is_only).with_context(|| {
+                observed("preferred", TIMEOUT, shown, is_only).with_context(|| {
                     let shown = bird.ask(&format!("show route all for {address}"));
                     format!("{via}at router {index}: {}", shown.unwrap_or_default())
                 })?;
                 let to = SocketAddr::new(*address, PORT + u16::from(number));
-                let outcome = Probe::tcp(to).ask_in(netns);
+                let outcome = Probe::tcp(to).send_in(netns);
                 ensure!(outcome.endpoint() == Some(to), "router {index}: {outcome:?}");
             }
         }
@@ -133,7 +133,7 @@ impl Fabric {
     fn until_class(&self, number: u8, class: &str) -> Result<Value> {
         let address: IpAddr = self.pods[0].1.addresses[0];
         let asked = || self.node(number).agent()?.ask_directly(&json!({ "announce": address }));
-        observed(class, BOUND, asked, |status| {
+        observed(class, TIMEOUT, asked, |status| {
             status["class"] == class && status["announced"] == true
         })
     }
@@ -152,7 +152,7 @@ impl Fabric {
                 let is_ordinary = |shown: &String| {
                     !shown.contains("(64512,98)") && shown.matches("(64512,102)").count() == 2
                 };
-                observed("ordinary", BOUND, shown, is_ordinary)?;
+                observed("ordinary", TIMEOUT, shown, is_ordinary)?;
             }
         }
         self.until_preferred(number, WITH_MED)?;
@@ -179,8 +179,8 @@ fn routers_prefer_the_node_that_has_recorded_a_pod_last() -> Result<()> {
     // It moves, and the node that had it does not know.
     fabric.attach(2)?;
     let explained = fabric.until_class(2, "fresh-pod")?;
-    let is_said = explained["why"].to_string().contains("routers prefer this node");
-    ensure!(is_said && explained["metric"] == 98, "{explained}");
+    let is_reported = explained["why"].to_string().contains("routers prefer this node");
+    ensure!(is_reported && explained["metric"] == 98, "{explained}");
     fabric.until_preferred(2, ROUTERS.len())?;
     let (bird, _) = &fabric.routers[0];
     let shown = bird.ask(&format!("show route all for {}", fabric.pods[0].1.addresses[0]))?;

@@ -11,7 +11,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::load::Load;
 use denizen_tests::packets::probe::{Outcome, Protocol};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::bgp::PAUSE;
 use super::table::{VIPS, web};
 use super::underlay::Underlay;
@@ -44,7 +44,7 @@ fn until_given_up(fabric: &Underlay) -> Result<()> {
             [4, 6].iter().map(|n| tor.ask(&format!("show protocols node2_{n}"))).collect()
         };
         let is_over = |them: &Vec<String>| !them.iter().any(|line| line.contains("Established"));
-        observed("given up", BOUND * 2, sessions, is_over)?;
+        observed("given up", TIMEOUT * 2, sessions, is_over)?;
     }
     Ok(())
 }

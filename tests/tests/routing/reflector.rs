@@ -6,7 +6,7 @@ use denizen_tests::eventually::observed;
 use denizen_tests::peers::bird::Bird;
 use serde_json::json;
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Node, Segment, addresses, ranges};
 use super::underlay::configured;
 
@@ -56,13 +56,13 @@ fn a_node_reflects_routes_and_is_missed_when_its_restart_takes_too_long() -> Res
         [format!("{range} via {}", by(1)), format!("10.50.{other}.0/24 via {}", by(other))]
     };
     for (router, other) in segment.nodes[1..].iter().zip([3, 2]) {
-        observed("heard", BOUND, || heard(router), |routes| *routes == wanted(other))?;
+        observed("heard", TIMEOUT, || heard(router), |routes| *routes == wanted(other))?;
     }
     drop(speaker);
     let kept = heard(&segment.nodes[1])?;
     ensure!(kept == wanted(3), "forgotten at once: {kept:?}");
     for router in &segment.nodes[1..] {
-        observed("forgotten", BOUND, || heard(router), Vec::is_empty)?;
+        observed("forgotten", TIMEOUT, || heard(router), Vec::is_empty)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use denizen_tests::agent::{Agent, Objects, STARTING, Settings};
+use denizen_tests::agent::{Agent, Objects, START_TIMEOUT, Settings};
 use denizen_tests::binary;
 use denizen_tests::eventually::observed;
 use denizen_tests::node::cluster::serve;
@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
-use super::BOUND;
+use super::TIMEOUT;
 
 /// How many nodes there are. They are numbered from 1.
 pub(super) const NODES: u8 = 3;
@@ -216,7 +216,7 @@ impl Node {
             flags: flags.into_iter().map(str::to_owned).collect(),
         };
         let mut agent = Agent::spawn(&self.netns, settings)?;
-        agent.wait_programmed(STARTING)?;
+        agent.wait_programmed(START_TIMEOUT)?;
         Ok(self.agent.insert(agent))
     }
 
@@ -309,7 +309,7 @@ impl Node {
     /// Waits until the routes are those to these nodes' pods, and no others.
     pub(super) fn until_routed(&self, numbers: &[u8]) -> Result<()> {
         let wanted = routes_to(numbers);
-        observed("routed", BOUND, || self.routes(), |routes| *routes == wanted)
+        observed("routed", TIMEOUT, || self.routes(), |routes| *routes == wanted)
             .map(drop)
             .with_context(|| format!("on node {}: {wanted:#?}", self.number))
     }
@@ -317,7 +317,7 @@ impl Node {
 
 /// Sends one echo request, as any user's `ping` does, and waits a moment for what comes of it.
 pub(super) fn ping(from: &Netns, to: IpAddr) -> Result<io::Result<usize>> {
-    const PATIENCE: Duration = Duration::from_millis(100);
+    const REPLY_TIMEOUT: Duration = Duration::from_millis(100);
     from.sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
     let (protocol, request) = match to {
         IpAddr::V4(_) => (socket2::Protocol::ICMPV4, 8),
@@ -326,7 +326,7 @@ pub(super) fn ping(from: &Netns, to: IpAddr) -> Result<io::Result<usize>> {
     from.run(|| {
         let to = SocketAddr::new(to, 0);
         let socket = Socket::new(Domain::for_address(to), Type::DGRAM, Some(protocol))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
         socket.connect(&to.into())?;
         // The kernel fills in its identifier and its checksum.
         socket.send(&[request, 0, 0, 0, 0, 0, 0, 1])?;

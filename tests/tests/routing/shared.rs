@@ -14,7 +14,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Node, Segment, addresses, objects};
 use super::table::{FLAGS, VIPS, explained};
 
@@ -64,7 +64,7 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
     let node = &segment.nodes[0];
     observed(
         "announced",
-        BOUND,
+        TIMEOUT,
         || explained(node, VIPS[0]),
         |status| status["announced"] == true,
     )?;
@@ -73,7 +73,7 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
     for object in local("mail", 11, 25, (elsewhere, "node-2")) {
         api.put(&object)?;
     }
-    let named = observed("named", BOUND, || warnings(node), |named| named.len() == 1)?;
+    let named = observed("named", TIMEOUT, || warnings(node), |named| named.len() == 1)?;
     for part in ["default/web", "default/mail", "25/tcp", "policy is Local", "dropped"] {
         ensure!(named[0].contains(part), "no {part:?}: {named:?}");
     }
@@ -81,7 +81,7 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
     let client = &segment.nodes[1].netns;
     client.ip(&format!("route add {} via 192.0.2.1", VIPS[0]))?;
     let ask =
-        |port| Probe::tcp(SocketAddr::new(ip(VIPS[0]), port)).patience(SILENCE).ask_in(client);
+        |port| Probe::tcp(SocketAddr::new(ip(VIPS[0]), port)).timeout(SILENCE).send_in(client);
     ensure!(ask(80).endpoint().is_some(), "web is served");
     assert_eq!(ask(25), Outcome::Dropped, "mail is not");
     let output = explained(node, VIPS[0])?;
@@ -94,14 +94,14 @@ fn a_service_that_an_announced_address_drops_is_named() -> Result<()> {
         let events = api.objects("events").into_iter();
         Ok(events.filter(|event| event["reason"] == "SharedAddress").collect::<Vec<_>>())
     };
-    let events = observed("an event", BOUND, events, |events| !events.is_empty())?;
+    let events = observed("an event", TIMEOUT, events, |events| !events.is_empty())?;
     ensure!(events.len() == 1 && events[0]["regarding"]["name"] == "mail", "{events:#?}");
 
     // An endpoint comes to this node.
     for object in local("mail", 11, 25, (pod, "node-1")) {
         api.put(&object)?;
     }
-    observed("served", BOUND, || warnings(node), Vec::is_empty)?;
+    observed("served", TIMEOUT, || warnings(node), Vec::is_empty)?;
     ensure!(ask(25).endpoint().is_some(), "mail is served");
     let output = explained(node, VIPS[0])?;
     ensure!(output["announced"] == true && output.get("dropped").is_none(), "{output}");

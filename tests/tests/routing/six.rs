@@ -11,7 +11,7 @@ use denizen_tests::packets::probe::Probe;
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Segment, addresses, object, ranges};
 use super::spoiler::Spoiler;
 use super::table::{VIPS, web};
@@ -85,7 +85,7 @@ impl Fabric {
                 let first = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
                 Ok(shown.lines().map(first).collect::<Vec<_>>())
             };
-            observed("heard", BOUND, heard, |heard| *heard == wanted)?;
+            observed("heard", TIMEOUT, heard, |heard| *heard == wanted)?;
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl Fabric {
                 .clone()
                 .any(|(_, at)| at.starts_with(|character: char| character.is_ascii_digit()))
         };
-        let status = observed("refused", BOUND, || self.status(), is_named)?;
+        let status = observed("refused", TIMEOUT, || self.status(), is_named)?;
         ensure!(status["bgp"]["isCurrent"] == false, "{status}");
         ensure!(fs::read_to_string(folder.join("bird.conf"))? == running, "it was replaced");
         let states: Vec<&Value> = status["bgp"]["sessions"]
@@ -124,7 +124,7 @@ impl Fabric {
         self.segment.manifests.put("nodes", &[node_object(&json!({}))])?;
         observed(
             "as before",
-            BOUND,
+            TIMEOUT,
             || self.status(),
             |status| status["bgp"]["isCurrent"] == true,
         )?;
@@ -133,7 +133,7 @@ impl Fabric {
             let count = status["bgp"]["sessions"].as_array().map(Vec::len);
             status["bgp"]["isCurrent"] == true && count == Some(3)
         };
-        observed("taken", BOUND, || self.status(), has_third).map(drop)
+        observed("taken", TIMEOUT, || self.status(), has_third).map(drop)
     }
 }
 
@@ -147,12 +147,13 @@ fn a_node_with_ipv6_alone_announces_until_its_power_is_off() -> Result<()> {
     fabric.until_heard(&[VIPS[1], &range])?;
     for (router, number) in segment.nodes[1..].iter().zip(2..) {
         let from = addresses(number)[1];
-        let outcome = Probe::tcp(SocketAddr::new(ip(VIPS[1]), 80)).from(from).ask_in(&router.netns);
+        let outcome =
+            Probe::tcp(SocketAddr::new(ip(VIPS[1]), 80)).from(from).send_in(&router.netns);
         ensure!(outcome.seen() == Some(from), "{outcome:?}");
     }
     let [slow, quick] = &fabric.routers;
     let bfd = || Ok(quick.ask("show bfd sessions")?.contains(" Up "));
-    eventually("BFD", BOUND, bfd)?;
+    eventually("BFD", TIMEOUT, bfd)?;
     fabric.refuses()?;
     // Nobody says goodbye.
     segment.unplug(1)?;

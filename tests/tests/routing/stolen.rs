@@ -11,7 +11,7 @@ use denizen_tests::peers::api::{Api, ApiServer};
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Node, Segment, addresses, objects, ranges};
 use super::table::table;
 use super::underlay::configured_with;
@@ -116,13 +116,13 @@ fn addresses_of_others_are_not_announced_and_events_say_why() -> Result<()> {
 
     let [range, range6] = ranges(1);
     let known = || Ok(heard(&router).unwrap_or_default());
-    observed("heard", BOUND, known, |heard| *heard == [&*range, HONEST])?;
+    observed("heard", TIMEOUT, known, |heard| *heard == [&*range, HONEST])?;
     let announced = [&*range, HONEST, &*range6].map(|range| format!("blackhole {range}"));
     assert_eq!(table(&node.netns)?, announced);
     for (address, reason, why) in STOLEN {
         let it = node.agent()?.ask_directly(&json!({ "announce": address }))?;
-        let is_said = it["announced"] == false && it["reason"] == reason && it["why"] == why;
-        ensure!(is_said && it["owner"] == "Service default/evil", "{address}: {it}");
+        let is_reported = it["announced"] == false && it["reason"] == reason && it["why"] == why;
+        ensure!(is_reported && it["owner"] == "Service default/evil", "{address}: {it}");
     }
     let note = |(address, _, why): &(&str, &str, &str)| {
         let text = format!("{address}/32 of Service default/evil is not announced: {why}");
@@ -130,7 +130,7 @@ fn addresses_of_others_are_not_announced_and_events_say_why() -> Result<()> {
     };
     let wanted: Vec<_> = STOLEN.iter().map(note).collect();
     let are_all = |events: &Vec<_>| wanted.iter().all(|event| events.contains(event));
-    let events = observed("events", BOUND, || Ok(refusals(&api)), are_all)?;
+    let events = observed("events", TIMEOUT, || Ok(refusals(&api)), are_all)?;
     ensure!(events.len() == STOLEN.len(), "{events:?}");
     let explained = node.agent()?.ask_directly(&json!({ "announce": HONEST }))?;
     let peers = explained["peers"].as_array().context("peers")?;

@@ -21,7 +21,7 @@ use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 use super::segment::{Node, Segment, addresses, object, ping};
-use super::{BOUND, ranges};
+use super::{TIMEOUT, ranges};
 
 pub(super) const VIPS: [&str; 2] = ["203.0.113.7", "2001:db8:5::7"];
 pub(super) const FLAGS: [&str; 3] = [
@@ -60,7 +60,7 @@ pub(super) fn table(netns: &Netns) -> Result<Vec<String>> {
 }
 
 pub(super) fn until_table(node: &Node, wanted: &[&str]) -> Result<()> {
-    observed("in the table", BOUND, || table(&node.netns), |lines| *lines == wanted).map(drop)
+    observed("in the table", TIMEOUT, || table(&node.netns), |lines| *lines == wanted).map(drop)
 }
 
 fn announced(vips: &[&str]) -> Vec<String> {
@@ -118,7 +118,7 @@ impl Monitor {
     }
 
     fn until(&mut self, wanted: &RouteNotice) -> Result<()> {
-        eventually("said", BOUND, || Ok(self.notices()?.contains(wanted)))
+        eventually("said", TIMEOUT, || Ok(self.notices()?.contains(wanted)))
     }
 }
 
@@ -134,7 +134,7 @@ fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Res
     let (client, manifests) = (&segment.nodes[1], &segment.manifests);
     client.netns.ip(&format!("route add {} via 192.0.2.1", VIPS[0]))?;
     let node = &segment.nodes[0];
-    let ask = || Probe::tcp(vip).ask_in(&client.netns);
+    let ask = || Probe::tcp(vip).send_in(&client.netns);
     let mut monitor = Monitor::of(&node.netns)?;
     for _ in 0..test_length::in_full(30, 3) {
         manifests.put("web", &web(node, true)?)?;
@@ -142,7 +142,7 @@ fn an_address_is_announced_after_its_rules_and_withdrawn_before_they_go() -> Res
         let outcome = ask();
         ensure!(outcome.endpoint().is_some(), "announced, and {outcome:?}");
         manifests.put("web", &web(node, false)?)?;
-        eventually("not served", BOUND, || Ok(ask().endpoint().is_none()))?;
+        eventually("not served", TIMEOUT, || Ok(ask().endpoint().is_none()))?;
         let left = table(&node.netns)?;
         ensure!(!left.contains(&announced(&VIPS)[0]), "not served, and announced: {left:?}");
         monitor.until(&RouteNotice::Withdrawn(vip.ip()))?;
@@ -169,14 +169,14 @@ fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
     let all = [&*v4, &vip, &vip6, &v6];
     until_table(node, &all)?;
     let latencies = || metric(&node.netns, "denizen_announce_latency_seconds_count");
-    observed("measured", BOUND, latencies, |count| *count >= 1.0)?;
+    observed("measured", TIMEOUT, latencies, |count| *count >= 1.0)?;
     assert_eq!(metric(&node.netns, "denizen_uncovered_pods")?, 0.0);
     let mut monitor = Monitor::of(&node.netns)?;
     for _ in 0..2 {
         node.agent.take().context("an agent")?.kill()?;
         node.start_with(&FLAGS)?;
         let is_whole = |status: &Value| status["announcements"]["inTable"] == 4;
-        node.agent()?.until("announced", BOUND, is_whole)?;
+        node.agent()?.until("announced", TIMEOUT, is_whole)?;
     }
     assert_eq!(monitor.notices()?, [], "while agents were replaced");
     node.netns.output("ip", &["route", "flush", "table", "219"])?;
@@ -203,7 +203,7 @@ fn the_table_is_the_announcement_whoever_runs() -> Result<()> {
     node.start_with(&[&FLAGS[..], &["--announce-pods=off"]].concat())?;
     until_table(node, &[&vip, &vip6])?;
     let uncovered = || metric(&node.netns, "denizen_uncovered_pods");
-    observed("uncovered", BOUND, uncovered, |pods| *pods == 1.0)?;
+    observed("uncovered", TIMEOUT, uncovered, |pods| *pods == 1.0)?;
     node.agent.take().context("an agent")?.terminate()?;
     node.start_agent("off")?;
     until_table(node, &[])
@@ -227,7 +227,7 @@ fn every_address_has_a_reason() -> Result<()> {
     let pod = node.pod()?.addresses[0];
     manifests.put("evil", &[evil, slice("evil", &ports, &[(pod, "node-1")])])?;
     let [vip, vip6] = VIPS;
-    observed("explained", BOUND, || explained(node, vip), |status| status["announced"] == true)?;
+    observed("explained", TIMEOUT, || explained(node, vip), |status| status["announced"] == true)?;
     // Outside the ranges are all of them, and what is worse is said.
     let outside = "outside-ranges";
     let reasons = ["node-address", "node-address", "forbidden", outside, outside];
@@ -249,26 +249,31 @@ fn every_address_has_a_reason() -> Result<()> {
     manifests.put("late", &[object("late", 9, &[ip(vip)], &[])])?;
     observed(
         "a node's",
-        BOUND,
+        TIMEOUT,
         || explained(node, vip),
         |status| status["reason"] == "node-address",
     )?;
     manifests.remove("late")?;
-    observed("nobody's", BOUND, || explained(node, vip), |status| status["announced"] == true)?;
+    observed("nobody's", TIMEOUT, || explained(node, vip), |status| status["announced"] == true)?;
     manifests.put("web", &web(node, false)?)?;
     let reason = |address: &Value| address["reason"] == "no-endpoint";
-    observed("withdrawn", BOUND, || explained(node, vip6), reason)?;
+    observed("withdrawn", TIMEOUT, || explained(node, vip6), reason)?;
     manifests.put("web", &web(node, true)?)?;
     // The node drains: the only one that serves under policy Local is preferred less, and stays.
     let mut nodes = super::objects(1..=3);
     nodes[0]["spec"]["taints"] = json!([{ "key": "away", "effect": "NoSchedule" }]);
     manifests.put("nodes", &nodes)?;
     let preferred_less = |address: &Value| address["metric"] == 205 && address["announced"] == true;
-    observed("draining", BOUND, || explained(node, vip), preferred_less)?;
+    observed("draining", TIMEOUT, || explained(node, vip), preferred_less)?;
     let mut cluster = web(node, true)?;
     cluster[0]["spec"]["externalTrafficPolicy"] = "Cluster".into();
     manifests.put("web", &cluster)?;
-    observed("withdrawn", BOUND, || explained(node, vip), |status| status["reason"] == "draining")?;
+    observed(
+        "withdrawn",
+        TIMEOUT,
+        || explained(node, vip),
+        |status| status["reason"] == "draining",
+    )?;
     let [range, range6] = ranges(1);
     until_table(node, &[&format!("blackhole {range}"), &format!("blackhole {range6}")])
 }
@@ -309,7 +314,7 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
     manifests.put("web", &web(node, true)?)?;
     observed(
         "announced",
-        BOUND,
+        TIMEOUT,
         || explained(node, VIPS[1]),
         |status| status["announced"] == true,
     )?;
@@ -320,15 +325,15 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         let family = if vip.is_ipv4() { "ip" } else { "ip6" };
         let ask = |port| Probe::tcp(SocketAddr::new(vip, port));
         for (name, netns) in [("client", &client.netns), ("node", &node.netns)] {
-            let served = ask(80).ask_in(netns);
+            let served = ask(80).send_in(netns);
             ensure!(served.endpoint().is_some(), "{vip} from the {name}: {served:?}");
-            assert_eq!(ask(81).ask_in(netns), Outcome::Refused, "{vip} from the {name}");
+            assert_eq!(ask(81).send_in(netns), Outcome::Refused, "{vip} from the {name}");
         }
         // What is not TCP as well. (The router has sent the client an ICMP redirect, and the kernel
         // sends it no error as soon after that.)
-        let by_udp = Probe::udp(SocketAddr::new(vip, 81)).patience(Duration::from_millis(100));
-        assert_eq!(by_udp.ask_in(&node.netns), Outcome::Refused, "{vip} by UDP");
-        by_udp.ask_in(&client.netns);
+        let by_udp = Probe::udp(SocketAddr::new(vip, 81)).timeout(Duration::from_millis(100));
+        assert_eq!(by_udp.send_in(&node.netns), Outcome::Refused, "{vip} by UDP");
+        by_udp.send_in(&client.netns);
         let pinged = [&node.netns, &client.netns].map(|from| ping(from, vip));
         ensure!(
             pinged.iter().all(|answer| matches!(answer, Ok(Err(_)))),
@@ -339,8 +344,8 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
         // Somebody deletes the table: it is back at once.
         let (netns, is_back) = (&node.netns, ["list", "table", family, "denizen-announced"]);
         netns.nft(&format!("delete table {family} denizen-announced"))?;
-        eventually("repaired", BOUND, || Ok(netns.output("nft", &is_back).is_ok()))?;
-        assert_eq!(ask(81).ask_in(&client.netns), Outcome::Refused, "{vip} after a repair");
+        eventually("repaired", TIMEOUT, || Ok(netns.output("nft", &is_back).is_ok()))?;
+        assert_eq!(ask(81).send_in(&client.netns), Outcome::Refused, "{vip} after a repair");
     }
     // Without the rules, each goes around until its TTL ends.
     segment.nodes[0].agent.take().context("an agent")?.terminate()?;
@@ -348,13 +353,13 @@ fn what_no_service_takes_is_refused_and_goes_round_in_no_loop() -> Result<()> {
     for vip in VIPS.map(ip) {
         let family = if vip.is_ipv4() { "ip" } else { "ip6" };
         node.netns.nft(&format!("delete table {family} denizen-announced"))?;
-        let probe = Probe::tcp(SocketAddr::new(vip, 81)).patience(Duration::from_millis(100));
+        let probe = Probe::tcp(SocketAddr::new(vip, 81)).timeout(Duration::from_millis(100));
         for by_ping in [false, true] {
             let before = passed_on(&router.netns, vip)?;
             if by_ping {
                 drop(ping(&client.netns, vip)?)
             } else {
-                drop(probe.ask_in(&client.netns))
+                drop(probe.send_in(&client.netns))
             }
             let passed = passed_on(&router.netns, vip)? - before;
             ensure!(passed >= 20, "{passed} packets to {vip} without the rules");
@@ -385,20 +390,20 @@ fn what_no_pod_has_is_unreachable_and_goes_round_in_no_loop() -> Result<()> {
     let [node, router, client] = &segment.nodes[..] else { bail!("three nodes") };
     let until_unreachable = |family: &str, range: &str| {
         let shown = || node.netns.output("ip", &[family, "route", "show", "type", "unreachable"]);
-        observed("unreachable", BOUND, shown, |routes| routes.contains(range))
+        observed("unreachable", TIMEOUT, shown, |routes| routes.contains(range))
     };
     let addresses = pod.addresses.clone();
     for (address, range) in addresses.iter().zip(&ranges) {
         until_unreachable(if address.is_ipv4() { "-4" } else { "-6" }, range)?;
         go_round(&segment, range, *address)?;
-        let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).ask_in(&client.netns);
+        let outcome = Probe::tcp(SocketAddr::new(*address, PORT)).send_in(&client.netns);
         ensure!(outcome.endpoint().is_some(), "{address} while it is there: {outcome:?}");
     }
     drop(server);
     pod.detach(&node.netns)?;
     let probe = |address: IpAddr| Probe::tcp(SocketAddr::new(address, 81));
     for address in &addresses {
-        assert_eq!(probe(*address).ask_in(&client.netns), Outcome::Unreachable, "{address}");
+        assert_eq!(probe(*address).send_in(&client.netns), Outcome::Unreachable, "{address}");
         let passed = passed_on(&router.netns, *address)?;
         ensure!(passed <= 2, "{passed} packets to {address}");
     }
@@ -409,7 +414,7 @@ fn what_no_pod_has_is_unreachable_and_goes_round_in_no_loop() -> Result<()> {
         let family = if address.is_ipv4() { "-4" } else { "-6" };
         let route = [family, "route", "del", "unreachable", range, "metric", "20000"];
         node.netns.output("ip", &route)?;
-        probe(*address).patience(Duration::from_millis(100)).ask_in(&client.netns);
+        probe(*address).timeout(Duration::from_millis(100)).send_in(&client.netns);
         let passed = passed_on(&router.netns, *address)?;
         ensure!(passed >= 20, "{passed} packets to {address} without the route");
     }

@@ -24,7 +24,7 @@ use denizen_tests::packets::server::Server;
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{NODES, Node, Segment, addresses};
 use super::table::{VIPS, web};
 
@@ -208,7 +208,7 @@ impl Underlay {
                 up == SESSIONS && status["bgp"]["isCurrent"] == true
             };
             // BIRD connects after 5 s, and again after others have refused it or were given up.
-            node.agent()?.until("up", BOUND * 2, is_up)?;
+            node.agent()?.until("up", TIMEOUT * 2, is_up)?;
         }
         Ok(())
     }
@@ -225,9 +225,9 @@ impl Underlay {
         drop(self.speakers.remove(0));
         let speaker = self.segment.nodes[0].speaker()?;
         let is_up = || Ok(speaker.established().unwrap_or_default() == SESSIONS);
-        eventually("sessions of a new BIRD", BOUND * 2, is_up)?;
+        eventually("sessions of a new BIRD", TIMEOUT * 2, is_up)?;
         let is_over = || Ok(!speaker.ask("show status")?.contains("recovery"));
-        eventually("recovered", BOUND * 2, is_over)?;
+        eventually("recovered", TIMEOUT * 2, is_over)?;
         self.speakers.insert(0, speaker);
         Ok(())
     }
@@ -275,8 +275,8 @@ impl Underlay {
                 let node = super::segment::addresses(number);
                 node[usize::from(address.is_ipv6())].to_string()
             });
-            self.until_said(&address.to_string(), &format!("via {to} "), true)?;
-            self.until_said(&address.to_string(), &format!("via {from} "), false)?;
+            self.until_shown(&address.to_string(), &format!("via {to} "), true)?;
+            self.until_shown(&address.to_string(), &format!("via {from} "), false)?;
         }
         Ok(())
     }
@@ -287,11 +287,11 @@ impl Underlay {
     }
 
     /// Waits until both routers say this of a prefix, or not.
-    pub(super) fn until_said(&self, prefix: &str, what: &str, is_said: bool) -> Result<()> {
+    pub(super) fn until_shown(&self, prefix: &str, what: &str, is_shown: bool) -> Result<()> {
         for tor in &self.tors {
             let shown = || tor.ask(&format!("show route all for {prefix}"));
-            let is_so = |shown: &String| shown.contains(what) == is_said;
-            observed("said", BOUND, || Ok(shown().unwrap_or_default()), is_so)
+            let is_so = |shown: &String| shown.contains(what) == is_shown;
+            observed("said", TIMEOUT, || Ok(shown().unwrap_or_default()), is_so)
                 .with_context(|| format!("{what} of {prefix}"))?;
         }
         Ok(())
@@ -306,13 +306,13 @@ impl Underlay {
             for (own, netns) in froms {
                 for to in &pods {
                     let to = SocketAddr::new(to.addresses[family], PORT);
-                    let outcome = Probe::tcp(to).from(own).ask_in(netns);
+                    let outcome = Probe::tcp(to).from(own).send_in(netns);
                     let is_direct = outcome.endpoint() == Some(to) && outcome.seen() == Some(own);
                     ensure!(is_direct, "from {own} to {to}: {outcome:?}");
                 }
                 let service =
                     if own == client.0 { ip(VIPS[family]) } else { service_ips(10)[family] };
-                let outcome = Probe::tcp(SocketAddr::new(service, 80)).from(own).ask_in(netns);
+                let outcome = Probe::tcp(SocketAddr::new(service, 80)).from(own).send_in(netns);
                 ensure!(outcome.endpoint().is_some(), "from {own} to {service}: {outcome:?}");
             }
         }
@@ -321,7 +321,7 @@ impl Underlay {
 
     pub(super) fn until_all_reach_all(&self) -> Result<()> {
         let missing = || Ok(self.all_reach_all().err().map(|error| format!("{error:#}")));
-        observed("reached", BOUND * 2, missing, Option::is_none).map(drop)
+        observed("reached", TIMEOUT * 2, missing, Option::is_none).map(drop)
     }
 
     /// The service with the pods of these nodes, each ready, or about to end and serving.
@@ -355,7 +355,7 @@ impl Underlay {
                     };
                     (0..2).all(|index| by(index) == nodes.contains(&index))
                 };
-                observed("next hops", BOUND, shown, is_so).context(*vip)?;
+                observed("next hops", TIMEOUT, shown, is_so).context(*vip)?;
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ use denizen_tests::packets::probe::Probe;
 use denizen_tests::peers::bird::Bird;
 use serde_json::{Value, json};
 
-use super::BOUND;
+use super::TIMEOUT;
 use super::segment::{Segment, addresses, objects, ranges};
 use super::table::{VIPS, web};
 use super::underlay::configured;
@@ -110,7 +110,7 @@ fn both_families_are_announced_and_reached_over_a_link_local_session() -> Result
     let by = |prefix: &str, family: &str| format!("{prefix} via {family}fe80::2 dev eth0");
     let wanted = [by(&range, "inet6 "), by(VIPS[0], "inet6 "), by(VIPS[1], ""), by(&range6, "")];
     let heard = || learned(&segment.nodes[1].netns);
-    observed("heard", BOUND * 2, heard, |routes| *routes == wanted)?;
+    observed("heard", TIMEOUT * 2, heard, |routes| *routes == wanted)?;
     let [v4, v6] = [0, 1].map(|family| addresses(1)[family]);
     let wanted = [
         format!("default via inet6 fe80::1 dev eth0 src {v4}"),
@@ -118,17 +118,17 @@ fn both_families_are_announced_and_reached_over_a_link_local_session() -> Result
         format!("10.9.1.0/24 via inet6 fe80::1 dev eth0 src {v4}"),
         format!("default via fe80::1 dev eth0 src {v6}"),
     ];
-    observed("learned", BOUND, || learned(&node.netns), |routes| *routes == wanted)?;
+    observed("learned", TIMEOUT, || learned(&node.netns), |routes| *routes == wanted)?;
     for family in 0..2 {
         let (own, pod) = (ip(CLIENT[family]), node.pod()?.addresses[family]);
         for to in [SocketAddr::new(ip(VIPS[family]), 80), SocketAddr::new(pod, PORT)] {
-            let outcome = Probe::tcp(to).from(own).ask_in(&client);
+            let outcome = Probe::tcp(to).from(own).send_in(&client);
             let is_direct = outcome.endpoint().is_some() && outcome.seen() == Some(own);
             ensure!(is_direct, "from {own} to {to}: {outcome:?}");
         }
     }
     let has_bfd = || Ok(router.ask("show bfd sessions")?.contains(" Up "));
-    eventually("BFD", BOUND, has_bfd)?;
+    eventually("BFD", TIMEOUT, has_bfd)?;
     is_told(node.agent()?)?;
     // The node drains.
     let mut nodes = objects(1..=3);
@@ -136,7 +136,7 @@ fn both_families_are_announced_and_reached_over_a_link_local_session() -> Result
     segment.manifests.put("nodes", &nodes)?;
     let path = || router.ask(&format!("show route all {}/32", VIPS[0]));
     let is_longer = |shown: &String| shown.contains("as_path: 64512 64512 64512\n");
-    observed("prepended", BOUND, path, is_longer)?;
+    observed("prepended", TIMEOUT, path, is_longer)?;
     let of_pods = router.ask(&format!("show route all {range}"))?;
     ensure!(of_pods.contains("as_path: 64512\n"), "pods have no other way: {of_pods}");
     drop(speaker);
@@ -163,7 +163,7 @@ fn is_told(agent: &Agent) -> Result<()> {
                 && session["imported"] == 4
         })
     };
-    let status = agent.until("counted", BOUND, is_counted)?;
+    let status = agent.until("counted", TIMEOUT, is_counted)?;
     let output = "no BGP session with gone (fe80::1%eth9): interface eth9: No such device";
     assert_eq!(status["errors"], json!([output]));
     for vip in VIPS {

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::agent::{STARTING, programmed};
+use denizen_tests::agent::{START_TIMEOUT, programmed};
 use denizen_tests::eventually::eventually;
 use denizen_tests::node::fixture::{EVERYONE, Fixture, Host, PORT, service_ips};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -63,8 +63,8 @@ fn translate(fixture: &Fixture) -> Result<()> {
 }
 
 fn ask(fixture: &Fixture, who: Host, to: SocketAddr) -> Result<Outcome> {
-    let probe = Probe::tcp(to).from(fixture.address(who, to.ip())?).patience(SILENCE);
-    Ok(probe.ask_in(fixture.place(who).0))
+    let probe = Probe::tcp(to).from(fixture.address(who, to.ip())?).timeout(SILENCE);
+    Ok(probe.send_in(fixture.place(who).0))
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_service_is_given_to_another_proxy_and_comes_back() -> Result<()> {
     for (objects, verdict) in [(ours, "forward"), (foreign(fixture)?, "foreign")] {
         let change = || fixture.cluster.manifests.put("services", &objects);
         programmed(agent, change, || ())?;
-        eventually(verdict, STARTING, || {
+        eventually(verdict, START_TIMEOUT, || {
             let output = fixture.explain(agent, Host::Outside, to, Protocol::Tcp)?;
             Ok(output.verdict == verdict)
         })?;

@@ -30,7 +30,7 @@ fn everybody_reaches_every_endpoint() -> Result<()> {
         for who in EVERYONE {
             let mut answered = BTreeSet::new();
             for _ in 0..100 {
-                let outcome = fixture.ask(who, to, protocol)?;
+                let outcome = fixture.probe(who, to, protocol)?;
                 let Some(endpoint) = outcome.endpoint() else {
                     panic!("{who:?} to {to}/{protocol}: {outcome:?}");
                 };
@@ -64,7 +64,8 @@ fn each_protocol_of_one_port_number_goes_its_own_way() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     for (index, who) in SERVERS.into_iter().enumerate() {
         for ip in service_ips(20) {
-            let outcome = fixture.ask(Host::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
+            let outcome =
+                fixture.probe(Host::Outside, SocketAddr::new(ip, 80), PROTOCOLS[index])?;
             let endpoint = outcome.endpoint().map(|endpoint| endpoint.ip());
             assert_eq!(
                 endpoint,
@@ -88,7 +89,7 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
     for like in service_ips(10) {
         let remote = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
         for who in [Host::Bridged, Host::Routed] {
-            let outcome = fixture.ask(who, remote, PROTOCOLS[0])?;
+            let outcome = fixture.probe(who, remote, PROTOCOLS[0])?;
             ensure!(outcome.endpoint() == Some(remote), "{outcome:?}");
             ensure!(!fixture.was_masqueraded(who, &outcome)?, "{who:?} to another node's pod");
             let explained = fixture.explain(&agent, who, remote, PROTOCOLS[0])?;
@@ -107,7 +108,7 @@ fn what_is_no_service_is_left_alone() -> Result<()> {
 fn pods_talk_to_each_other_without_an_agent() -> Result<()> {
     let fixture = Fixture::new("cip-bare")?;
     let to = SocketAddr::new(fixture.routed.addresses[0], PORT);
-    let outcome = Probe::tcp(to).ask_in(&fixture.bridged.netns);
+    let outcome = Probe::tcp(to).send_in(&fixture.bridged.netns);
     assert!(matches!(outcome, Outcome::Answered { .. }), "{outcome:?}");
     Ok(())
 }

@@ -21,7 +21,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::packets::probe::{Outcome, Protocol};
 
 /// What a change that has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Between two changes of a service that never rests: less than answers are given to arrive.
 const PACE: Duration = Duration::from_millis(50);
@@ -57,7 +57,7 @@ impl ConntrackContext {
         let mut settings = self.fixture.cluster.settings();
         settings.flags.extend_from_slice(&self.flags);
         let agent = Agent::start(self.node(), settings)?;
-        eventually("done with looking", BOUND, || Ok(agent.status()?["flushing"] == false))?;
+        eventually("done with looking", TIMEOUT, || Ok(agent.status()?["flushing"] == false))?;
         Ok(agent)
     }
 
@@ -94,7 +94,7 @@ impl ConntrackContext {
 
     fn all_are_answered_by(&self, flows: &[KeptFlow], who: Host) -> Result<()> {
         for flow in flows {
-            let outcome = flow.ask();
+            let outcome = flow.send();
             ensure!(self.is(&outcome, who), "{flow:?}: not {who:?}, but {outcome:?}");
         }
         Ok(())
@@ -116,7 +116,7 @@ fn no_packet_goes_to_an_endpoint_that_was_replaced() -> Result<()> {
     let flows = context.flows()?;
     context.all_are_answered_by(&flows, Host::Routed)?;
     for who in [Host::Remote, Host::Routed] {
-        let asked = || flows.iter().for_each(|flow| drop(flow.ask()));
+        let asked = || flows.iter().for_each(|flow| drop(flow.send()));
         let status = programmed(&agent, || context.endpoints_are(&[who]), asked)?;
         for _ in 0..5 {
             context.all_are_answered_by(&flows, who)?;
@@ -140,8 +140,8 @@ fn a_service_that_never_rests_loses_no_client() -> Result<()> {
     context.all_are_answered_by(&flows, Host::Routed)?;
     let before = agent.status()?["lastSync"].clone();
     let mut members = [&[Host::Remote][..], &[Host::Remote, Host::Bridged]].into_iter().cycle();
-    let asked = flows.iter().map(KeptFlow::ask);
-    eventually("freed, though the service goes on changing", BOUND, || {
+    let asked = flows.iter().map(KeptFlow::send);
+    eventually("freed, though the service goes on changing", TIMEOUT, || {
         let started = Instant::now();
         context.endpoints_are(members.next().context("there is always another")?)?;
         let is_stuck = asked.clone().any(|outcome| context.is(&outcome, Host::Routed));
@@ -159,7 +159,7 @@ fn to_zero_and_back() -> Result<()> {
     context.all_are_answered_by(&flows, Host::Remote)?;
     programmed(&agent, || context.endpoints_are(&[]), || ())?;
     for flow in &flows {
-        assert_eq!(flow.ask(), Outcome::Refused, "{flow:?}, to nobody");
+        assert_eq!(flow.send(), Outcome::Refused, "{flow:?}, to nobody");
     }
     programmed(&agent, || context.endpoints_are(&[Host::Remote]), || ())?;
     context.all_are_answered_by(&flows, Host::Remote)
@@ -174,7 +174,7 @@ fn the_first_endpoint_frees_clients_from_the_black_hole() -> Result<()> {
     let flows = context.flows()?;
     for flow in &flows {
         // A node port that is none yet is a port at which nobody listens.
-        let outcome = flow.ask();
+        let outcome = flow.send();
         assert!(outcome.endpoint().is_none(), "{flow:?} was answered: {outcome:?}");
         if matches!(outcome, Outcome::Unreachable) {
             let entry = flow.tracked(context.node())?.context("the black hole is tracked")?;
@@ -195,7 +195,7 @@ fn a_service_that_is_deleted() -> Result<()> {
     programmed(&agent, || context.fixture.cluster.manifests.remove("dns"), || ())?;
     for flow in &flows {
         assert_eq!(flow.tracked(context.node())?, None, "{flow:?}");
-        let outcome = flow.ask();
+        let outcome = flow.send();
         assert!(outcome.endpoint().is_none(), "{flow:?} is still answered: {outcome:?}");
     }
     Ok(())
@@ -218,7 +218,7 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
     let _agent = context.start_agent()?;
     let flows = context.flows()?;
     for flow in &flows {
-        assert!(flow.ask().endpoint().is_some(), "{flow:?}");
+        assert!(flow.send().endpoint().is_some(), "{flow:?}");
     }
     let others = KeptFlow::open(
         context.fixture.place(Host::Bridged).0,
@@ -226,11 +226,11 @@ fn a_local_pod_that_is_deleted() -> Result<()> {
         context.fixture.address(Host::Bridged, ip("10.0.0.1"))?,
         SocketAddr::new(context.fixture.address(Host::Remote, ip("10.0.0.1"))?, PORT),
     )?;
-    assert!(others.ask().endpoint().is_some());
+    assert!(others.send().endpoint().is_some());
     let untouched = others.tracked(context.node())?;
     assert!(untouched.is_some());
     pod.detach(context.node())?;
-    eventually("flushed", BOUND, || {
+    eventually("flushed", TIMEOUT, || {
         Ok(flows
             .iter()
             .map(|flow| flow.tracked(context.node()))
@@ -262,7 +262,7 @@ fn the_second_look_catches_what_raced() -> Result<()> {
         if begun.elapsed() > Duration::from_millis(900) {
             continue;
         }
-        return eventually("caught", BOUND, || {
+        return eventually("caught", TIMEOUT, || {
             let all = denizen_tests::kernel::conntrack::tracked(context.node(), Protocol::Udp)?;
             Ok(all.iter().all(|entry| entry.source != source))
         });

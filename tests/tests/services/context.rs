@@ -9,7 +9,7 @@ use denizen_tests::agent::{self, Agent};
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, service_ips};
 use denizen_tests::node::manifest::Port;
-use denizen_tests::packets::probe::{Outcome, PATIENCE, Probe, Protocol, SILENCE};
+use denizen_tests::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, Protocol, SILENCE};
 use serde_json::{Value, json};
 
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -77,13 +77,13 @@ impl AgentContext {
         let probe = Probe {
             protocol,
             from: Some(from),
-            patience: if output == Fate::Dropped { SILENCE } else { PATIENCE },
+            timeout: if output == Fate::Dropped { SILENCE } else { ANSWER_TIMEOUT },
             ..Probe::tcp(to)
         };
         let mut answered = BTreeSet::new();
         let mut seen = None;
         for _ in 0..TRIES {
-            match probe.ask_in(netns) {
+            match probe.send_in(netns) {
                 Outcome::Answered { endpoint, .. } => _ = answered.insert(owner(&endpoint)?),
                 Outcome::Refused => seen = Some(Fate::Refused),
                 Outcome::Dropped => seen = Some(Fate::Dropped),

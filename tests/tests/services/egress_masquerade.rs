@@ -18,7 +18,7 @@ use denizen_tests::node::world::ip;
 use denizen_tests::oracle::flows::table::Backend;
 use denizen_tests::packets::probe::{Probe, Protocol};
 
-use self::context::{Running, SOON, outside};
+use self::context::{Running, TIMEOUT, outside};
 
 const PODS: [Host; 2] = [Host::Bridged, Host::Routed];
 
@@ -120,7 +120,7 @@ fn strangers_keep_their_address(backend: Backend) -> Result<()> {
     {
         let netns = Netns::new(&format!("egress-who-{backend:?}-{name}"))?;
         let stranger = Pod::wire(node, netns, name, wiring, &[ip(address)])?;
-        let outcome = Probe::tcp(outside()[0]).ask_in(&stranger.netns);
+        let outcome = Probe::tcp(outside()[0]).send_in(&stranger.netns);
         assert_eq!(outcome.seen(), Some(ip(address)), "{outcome:?}");
     }
     Ok(())
@@ -132,9 +132,9 @@ fn the_file_is_followed(backend: Backend) -> Result<()> {
         assert!(running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?);
     }
     fs::write(&running.context.config, "nonMasqueradeCIDRs: [203.0.113.0/33]")?;
-    running
-        .agent
-        .until("named", SOON, |status| status["errors"].to_string().contains("203.0.113.0/33"))?;
+    running.agent.until("named", TIMEOUT, |status| {
+        status["errors"].to_string().contains("203.0.113.0/33")
+    })?;
     for to in outside() {
         assert!(
             running.is_masqueraded(Host::Routed, to, Protocol::Tcp)?,

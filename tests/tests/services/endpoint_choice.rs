@@ -36,7 +36,7 @@ fn the_choice_is_even_for_one_to_twenty_endpoints() -> Result<()> {
     for count in 1..=MOST {
         let to = SocketAddr::new(ip(&format!("172.30.2.{count}")), 80);
         let connections = usize::from(count) * test_length::times(400, 100);
-        let ask = || (0..connections).map(|_| Probe::tcp(to).ask()).collect::<Vec<_>>();
+        let ask = || (0..connections).map(|_| Probe::tcp(to).send()).collect::<Vec<_>>();
         let outcomes = fixture.place(Host::Routed).0.run(ask)?;
         let mut counts = BTreeMap::new();
         for endpoint in outcomes.iter().filter_map(Outcome::endpoint) {

@@ -74,7 +74,7 @@ fn asks(
     if !matches!(fate, Fate::Answered(_)) || who == Host::ThisNode {
         return Ok(());
     }
-    let outcome = context.fixture.ask(who, to, Tcp)?;
+    let outcome = context.fixture.probe(who, to, Tcp)?;
     let endpoint = outcome.endpoint().with_context(|| format!("{who:?} to {to}: {outcome:?}"))?;
     // A pod that reaches itself is masqueraded whatever the policy.
     let keeps = keeps && context.fixture.owner(endpoint.ip()) != Some(who);

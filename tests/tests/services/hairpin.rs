@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::context::{AgentContext, BALANCER, HTTP, at, by, local};
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_pod_reaches_itself_through_its_service() -> Result<()> {
@@ -30,13 +30,13 @@ fn a_pod_reaches_itself_through_its_service() -> Result<()> {
         [(Host::Bridged, Host::Routed, 31), (Host::Routed, Host::Bridged, 32)]
     {
         for (to, protocol) in every_way(number) {
-            let itself = fixture.ask(who, to, protocol)?;
+            let itself = fixture.probe(who, to, protocol)?;
             assert!(
                 fixture.was_masqueraded(who, &itself)?,
                 "{who:?} to itself over {to}/{protocol}: {itself:?}"
             );
             // Only the pair of itself and itself: another pod keeps its address.
-            let another = fixture.ask(other, to, protocol)?;
+            let another = fixture.probe(other, to, protocol)?;
             assert!(
                 !fixture.was_masqueraded(other, &another)?,
                 "{other:?} to {to}/{protocol}: {another:?}"
@@ -52,7 +52,7 @@ fn a_pod_reaches_itself_under_policy_local_too() -> Result<()> {
         AgentContext::new("hairpin-local", &[], |fixture| local(fixture, &HTTP, &[Host::Bridged]))?;
     for to in [at(10, 80), at(BALANCER, 80)].concat() {
         assert_eq!(context.fate(Host::Bridged, to, Tcp)?, by([Host::Bridged]), "{to}");
-        let outcome = context.fixture.ask(Host::Bridged, to, Tcp)?;
+        let outcome = context.fixture.probe(Host::Bridged, to, Tcp)?;
         assert!(context.fixture.was_masqueraded(Host::Bridged, &outcome)?, "{to}: {outcome:?}");
     }
     Ok(())
@@ -81,7 +81,7 @@ fn has_hairpin_mode(fixture: &Fixture, pod: &Pod) -> Result<bool> {
 
 fn reaches_itself(fixture: &Fixture) -> Result<()> {
     for (to, protocol) in every_way(33) {
-        let itself = fixture.ask(Host::Bridged, to, protocol)?;
+        let itself = fixture.probe(Host::Bridged, to, protocol)?;
         assert!(fixture.was_masqueraded(Host::Bridged, &itself)?, "{to}/{protocol}: {itself:?}");
     }
     Ok(())
@@ -99,7 +99,7 @@ fn a_pod_reaches_itself_whatever_made_its_bridge_port() -> Result<()> {
     let agent = fixture.cluster.start_agent()?;
     reaches_itself(&fixture)?;
     turn_off(&fixture)?;
-    eventually("it is on again", BOUND, || has_hairpin_mode(&fixture, &fixture.bridged))?;
+    eventually("it is on again", TIMEOUT, || has_hairpin_mode(&fixture, &fixture.bridged))?;
     reaches_itself(&fixture)?;
 
     fixture.cluster.wait_as(&json!({ "timeout": "30s", "onTimeout": "fail" }));
@@ -111,7 +111,7 @@ fn a_pod_reaches_itself_whatever_made_its_bridge_port() -> Result<()> {
     let old = Pod::attach(node, Netns::new("hairpin-old")?, "old", &chain)?;
     assert!(!has_hairpin_mode(&fixture, &old)?, "nothing records it");
     fixture.cluster.remember(&old)?;
-    eventually("the adopted pod's is on", BOUND, || has_hairpin_mode(&fixture, &old))?;
+    eventually("the adopted pod's is on", TIMEOUT, || has_hairpin_mode(&fixture, &old))?;
     assert_eq!(warnings(&agent)?, [""; 0]);
     Ok(())
 }
@@ -136,7 +136,7 @@ fn ports_that_are_left_alone_are_named() -> Result<()> {
         assert!(warning.contains(word), "{warning}");
     }
     for (to, protocol) in every_way(33).step_by(4) {
-        assert_eq!(fixture.ask(Host::Bridged, to, protocol)?.endpoint(), None, "{to}/{protocol}");
+        assert_eq!(fixture.probe(Host::Bridged, to, protocol)?.endpoint(), None, "{to}/{protocol}");
         let output = fixture.explain(&agent, Host::Bridged, to, protocol)?;
         let last = output.steps.last().context("a step")?;
         assert!(
@@ -145,7 +145,7 @@ fn ports_that_are_left_alone_are_named() -> Result<()> {
         );
         assert!(last.why.contains("--hairpin-mode is none"), "{output:?}");
         // Others reach it, and are told nothing of it.
-        assert!(fixture.ask(Host::Routed, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
+        assert!(fixture.probe(Host::Routed, to, protocol)?.endpoint().is_some(), "{to}/{protocol}");
         assert_eq!(fixture.explain(&agent, Host::Routed, to, protocol)?.verdict, "forward");
     }
     for (to, protocol) in every_way(34) {
@@ -172,7 +172,7 @@ fn a_pod_on_a_promiscuous_bridge_reaches_itself_once() -> Result<()> {
     let before = datagrams()?;
     let to = every_way(33).find(|(to, protocol)| to.is_ipv4() && *protocol == Udp);
     let (to, protocol) = to.context("a way")?;
-    let itself = fixture.ask(Host::Bridged, to, protocol)?;
+    let itself = fixture.probe(Host::Bridged, to, protocol)?;
     assert!(fixture.was_masqueraded(Host::Bridged, &itself)?, "{itself:?}");
     assert_eq!(datagrams()? - before, 2, "the question and the answer");
     reaches_itself(&fixture)

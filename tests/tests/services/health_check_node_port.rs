@@ -27,7 +27,7 @@ const PORTS: [Port; 2] = [
 ];
 
 /// What has not taken effect by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A load balancer's service under policy Local, with a health-check node port.
 fn balanced(fixture: &Fixture, name: &str, number: u8, members: &[Host]) -> Result<Vec<Value>> {
@@ -48,7 +48,7 @@ fn ask(fixture: &Fixture, address: IpAddr, port: u16) -> Result<Reply> {
 
 /// Asks until `now` holds of the answer, or of there being none.
 fn until(fixture: &Fixture, address: IpAddr, now: impl Fn(&Result<Reply>) -> bool) -> Result<()> {
-    observed("as expected", BOUND, || Ok(ask(fixture, address, CHECK)), now).map(drop)
+    observed("as expected", TIMEOUT, || Ok(ask(fixture, address, CHECK)), now).map(drop)
 }
 
 fn says(status: u16, weight: usize) -> impl Fn(&Result<Reply>) -> bool {
@@ -126,7 +126,7 @@ fn a_terminating_endpoint_serves_and_does_not_count() -> Result<()> {
             let reply = ask(&fixture, address, CHECK)?.json()?;
             assert_eq!(reply["serviceProxyHealthy"], true, "{reply}");
             let to = SocketAddr::new(address, NODE_PORT + 100);
-            let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
+            let outcome = fixture.probe(Host::Outside, to, Protocol::Tcp)?;
             assert!(outcome.endpoint().is_some(), "{left} ready: {outcome:?}");
         }
     }
@@ -178,7 +178,7 @@ fn a_port_is_served_where_node_ports_are() -> Result<()> {
     for (change, wanted) in [("add", true), ("del", false), ("add", true)] {
         node.ip(&format!("addr {change} 192.168.1.9/32 dev eth0"))?;
         // As the node itself: the fabric does not know the way to this address.
-        eventually(&format!("served after {change}: {wanted}"), BOUND, || {
+        eventually(&format!("served after {change}: {wanted}"), TIMEOUT, || {
             Ok(fetch(node, &late, &["--connect-timeout", "1"]).is_ok() == wanted)
         })?;
     }
@@ -201,7 +201,7 @@ fn a_port_that_is_taken_is_named_and_tried_again() -> Result<()> {
     }
     drop(squatter);
     until(&fixture, address, says(200, 1))?;
-    agent.until("without errors", BOUND, |status| status["errors"] == json!([]))?;
+    agent.until("without errors", TIMEOUT, |status| status["errors"] == json!([]))?;
     Ok(())
 }
 
@@ -258,8 +258,8 @@ fn slow_clients_hold_nobody_up() -> Result<()> {
     manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed, Host::Bridged])?)?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let bridged = fixture.address(Host::Bridged, to.ip())?;
-    eventually("changed", BOUND, || {
-        let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
+    eventually("changed", TIMEOUT, || {
+        let outcome = fixture.probe(Host::Outside, to, Protocol::Tcp)?;
         Ok(outcome.endpoint().map(|at| at.ip()) == Some(bridged))
     })?;
     let reply = fetch(client, &url(address, CHECK, "/"), &["--max-time", "60"])?;
@@ -324,13 +324,13 @@ fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
     }
     let tcp = [Port::tcp("http", 80, PORT).at_node(CHECK)];
     manifests.put("thief", &fixture.service("thief", 13, &tcp, &[Host::Routed])?)?;
-    let named = observed("named", BOUND, errors, is_named)?;
+    let named = observed("named", TIMEOUT, errors, is_named)?;
     assert_eq!(named.as_array().map(Vec::len), Some(1), "{named}");
     for address in of_node(&fixture)? {
         until(&fixture, address, |reply| !says(200, 1)(reply))?;
     }
     manifests.remove("thief")?;
-    observed("not named", BOUND, errors, |errors| *errors == json!([]))?;
+    observed("not named", TIMEOUT, errors, |errors| *errors == json!([]))?;
     for address in of_node(&fixture)? {
         until(&fixture, address, says(200, 1))?;
     }

@@ -25,7 +25,7 @@ fn a_service_without_endpoints_refuses_everybody_at_once() -> Result<()> {
     for (to, protocol) in every_way(99) {
         for who in EVERYONE {
             let started = Instant::now();
-            let outcome = fixture.ask(who, to, protocol)?;
+            let outcome = fixture.probe(who, to, protocol)?;
             assert_eq!(outcome, Outcome::Refused, "{who:?} to {to}/{protocol}");
             assert!(
                 started.elapsed() < AT_ONCE,
@@ -49,9 +49,9 @@ fn a_port_that_no_slice_names_refuses() -> Result<()> {
     fixture.cluster.manifests.put("web", &objects)?;
     let _agent = fixture.cluster.start_agent()?;
     for ip in service_ips(10) {
-        let answered = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let answered = fixture.probe(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         assert!(answered.endpoint().is_some(), "{answered:?}");
-        let refused = fixture.ask(Host::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
+        let refused = fixture.probe(Host::Bridged, SocketAddr::new(ip, 81), Protocol::Tcp)?;
         assert_eq!(refused, Outcome::Refused);
     }
     Ok(())

@@ -17,7 +17,7 @@ use crate::context::{AgentContext, Fate, HTTP, NODE_PORT, at_node, by};
 
 const AT_NODE: [Port; 1] = [HTTP[0].at_node(NODE_PORT)];
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[test]
 fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
@@ -33,7 +33,7 @@ fn everybody_reaches_a_node_port_and_is_masqueraded() -> Result<()> {
     {
         let to = SocketAddr::new(fixture.address(Host::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
-            let outcome = fixture.ask(who, to, protocol)?;
+            let outcome = fixture.probe(who, to, protocol)?;
             if who != Host::ThisNode {
                 assert!(
                     fixture.was_masqueraded(who, &outcome)?,
@@ -61,7 +61,7 @@ fn a_node_port_without_endpoints_refuses() -> Result<()> {
     for like in service_ips(10) {
         let to = SocketAddr::new(fixture.address(Host::ThisNode, like)?, NODE_PORT);
         for who in EVERYONE {
-            assert_eq!(fixture.ask(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
+            assert_eq!(fixture.probe(who, to, Protocol::Tcp)?, Outcome::Refused, "{who:?} to {to}");
         }
     }
     Ok(())
@@ -76,7 +76,7 @@ fn a_node_port_is_the_nodes_alone() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     for like in service_ips(10) {
         let to = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
-        let outcome = fixture.ask(Host::Routed, to, Protocol::Tcp)?;
+        let outcome = fixture.probe(Host::Routed, to, Protocol::Tcp)?;
         assert_eq!(outcome.endpoint(), Some(to), "{outcome:?}");
         assert!(!fixture.was_masqueraded(Host::Routed, &outcome)?, "{outcome:?}");
     }
@@ -106,7 +106,7 @@ fn an_external_ip_of_the_node_is_not_taken_by_a_local_node_port_of_its_number() 
         let to = SocketAddr::new(node, NODE_PORT);
         let wanted = SocketAddr::new(fixture.address(Host::Remote, node)?, PORT);
         for who in EVERYONE {
-            let outcome = fixture.ask(who, to, protocol)?;
+            let outcome = fixture.probe(who, to, protocol)?;
             assert_eq!(outcome.endpoint(), Some(wanted), "{who:?} to {to}/{protocol}: {outcome:?}");
             let explained = fixture.explain(&agent, who, to, protocol)?;
             assert_eq!(explained.endpoints, [wanted], "{explained:?}");
@@ -137,8 +137,8 @@ fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     let node = &context.fixture.cluster.world.node;
     let to = (ip("192.168.0.99"), NODE_PORT).into();
     let is = |wanted: fn(&Outcome) -> bool| -> Result<()> {
-        let ask = || context.fixture.ask(Host::Outside, to, Protocol::Tcp);
-        observed("followed", SOON, ask, wanted).map(drop)
+        let ask = || context.fixture.probe(Host::Outside, to, Protocol::Tcp);
+        observed("followed", TIMEOUT, ask, wanted).map(drop)
     };
     node.ip("addr add 192.168.0.99/24 dev eth0")?;
     is(|outcome| outcome.endpoint().is_some())?;

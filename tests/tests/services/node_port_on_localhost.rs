@@ -20,7 +20,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const NODE_PORT: u16 = 30080;
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A service with a node port, and how an agent is to serve it on 127.0.0.1.
 fn fixture(label: &str) -> Result<(Fixture, Settings)> {
@@ -46,7 +46,7 @@ fn localhost_serves_node_ports_where_asked() -> Result<()> {
     let to = SocketAddr::new(LOCALHOST, NODE_PORT);
     let mut answered = BTreeSet::new();
     for _ in 0..40 {
-        let outcome = Probe::tcp(to).from(LOCALHOST).ask_in(node);
+        let outcome = Probe::tcp(to).from(LOCALHOST).send_in(node);
         let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
         assert!(fixture.cluster.is_nodes(seen)? && !seen.is_loopback(), "{outcome:?}");
         answered.extend(outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip())));
@@ -75,7 +75,7 @@ fn neighbour(fixture: &Fixture) -> Result<()> {
 
 /// What becomes of the neighbour's connection.
 fn intrude(fixture: &Fixture) -> Result<Outcome> {
-    fixture.ask(Host::Routed, PRIVATE, Protocol::Tcp)
+    fixture.probe(Host::Routed, PRIVATE, Protocol::Tcp)
 }
 
 fn set(node: &Netns, value: &str) -> Result<()> {
@@ -128,7 +128,7 @@ fn kept_out_after_a_run_that_opened_it(label: &str, first: &[&str], then: &[&str
     let agent = run(then)?;
     if !then.contains(&"--backend=iptables") {
         let sets = || node.output("ipset", &["list", "-n"]);
-        observed("rid of iptables' sets", BOUND, sets, |sets| !sets.contains("DENIZEN-"))?;
+        observed("rid of iptables' sets", TIMEOUT, sets, |sets| !sets.contains("DENIZEN-"))?;
     }
     assert_eq!(intrude(&fixture)?, Outcome::Dropped, "after the start that needs it no more");
     assert!(!is_open(node)?, "it was denizen's own doing: {}", agent.log());
@@ -196,10 +196,10 @@ fn localhost_is_not_opened_before_the_rules_are_there() -> Result<()> {
         (fixture.cluster.manifests.folder(), fixture.cluster.world.folder().join("aside"));
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(node, settings)?;
-    eventually("answering", BOUND, || Ok(agent.status().is_ok()))?;
+    eventually("answering", TIMEOUT, || Ok(agent.status().is_ok()))?;
     assert!(!is_open(node)?, "{}", agent.status()?);
     fs::rename(&aside, manifests)?;
-    agent.wait_programmed(BOUND)?;
+    agent.wait_programmed(TIMEOUT)?;
     assert!(is_open(node)?, "{}", agent.log());
     Ok(())
 }

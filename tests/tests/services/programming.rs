@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::context::{AgentContext, HTTP};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Kernels before 6.2 refuse to remove a chain in the transaction that removes the last element
 /// that leads to it. Chains are for kinds of services here, and stay: they neither grow in number
@@ -76,14 +76,14 @@ fn a_restart_keeps_the_rules_until_all_is_known() -> Result<()> {
     let aside = fixture.cluster.world.folder().join("aside");
     fs::rename(manifests, &aside)?;
     let mut agent = Agent::spawn(&fixture.cluster.world.node, fixture.cluster.settings())?;
-    eventually("answering", SOON, || Ok(agent.status().is_ok()))?;
+    eventually("answering", TIMEOUT, || Ok(agent.status().is_ok()))?;
     assert_eq!(agent.status()?["synced"], json!(false), "nothing is known yet");
     for _ in 0..20 {
         for like in service_ips(10) {
-            let outcome = fixture.ask(Host::Outside, (like, 80).into(), Tcp)?;
+            let outcome = fixture.probe(Host::Outside, (like, 80).into(), Tcp)?;
             assert!(outcome.endpoint().is_some(), "{outcome:?}");
         }
     }
     fs::rename(&aside, manifests)?;
-    agent.wait_programmed(SOON)
+    agent.wait_programmed(TIMEOUT)
 }

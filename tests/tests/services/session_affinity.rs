@@ -43,7 +43,7 @@ fn choice(
 ) -> Result<Host> {
     let mut chosen = None;
     for frontend in [frontends, frontends].concat() {
-        let outcome = fixture.ask(who, frontend, protocol)?;
+        let outcome = fixture.probe(who, frontend, protocol)?;
         let by = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
         let by =
             by.with_context(|| format!("{who:?} to {frontend} over {protocol}: {outcome:?}"))?;
@@ -227,7 +227,7 @@ fn sticky(fixture: &Fixture, members: &[Host]) -> Result<Vec<Value>> {
 fn chosen(context: &AgentContext, to: SocketAddr) -> Result<Host> {
     let mut answered = BTreeSet::new();
     for _ in 0..12 {
-        let outcome = context.fixture.ask(Host::Outside, to, Protocol::Tcp)?;
+        let outcome = context.fixture.probe(Host::Outside, to, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{to}: {outcome:?}"))?;
         answered.extend(context.fixture.owner(endpoint.ip()));
     }

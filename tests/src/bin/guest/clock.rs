@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const DAY: i64 = 86_400;
 
 /// An emulated processor is slow, and other tests use the machine too.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 pub(crate) fn jumps() -> Result<()> {
     let wait = json!({ "timeout": "30s", "onTimeout": "fail" });
@@ -37,7 +37,7 @@ pub(crate) fn jumps() -> Result<()> {
         ensure!(is_local(&pod), "not programmed when ADD returned, after {days} days");
         pods.push(pod);
         // A sync is reported only after the search for stale flows that follows it.
-        let now = agent.until("it is known, and the sync is reported", PATIENCE, |status| {
+        let now = agent.until("it is known, and the sync is reported", TIMEOUT, |status| {
             status["pods"] == pods.len() && year(status) != years.last().cloned()
         })?;
         years.push(year(&now).context("a time")?);
@@ -55,7 +55,7 @@ pub(crate) fn jumps() -> Result<()> {
 /// The guest has no `curl`.
 fn fetched(node: &Netns, port: u16, path: &str) -> Result<String> {
     let mut stream = node.run(|| TcpStream::connect((Ipv4Addr::LOCALHOST, port)))??;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: {}:{port}\r\n\r\n", Ipv4Addr::LOCALHOST);
     stream.write_all(request.as_bytes())?;
     let mut reply = String::new();

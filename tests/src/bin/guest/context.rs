@@ -41,7 +41,7 @@ const CLIENTS: [Host; 2] = [Host::Bridged, Host::Outside];
 const PAUSE: Duration = Duration::from_millis(15);
 
 /// An emulated processor has to load the kernel's modules first, and clients keep it busy.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The services, and the virtual servers by which kube-proxy serves them at the same addresses.
 pub(crate) struct GuestContext {
@@ -60,7 +60,7 @@ impl GuestContext {
         node.sysctl("net.netfilter.nf_conntrack_tcp_timeout_close", "1")?;
         node.sysctl("net.netfilter.nf_conntrack_udp_timeout_stream", "600")?;
         // The kernel notices with a delay that a link is up, and then adds the link-local address.
-        eventually("the node has all its addresses", PATIENCE, || {
+        eventually("the node has all its addresses", TIMEOUT, || {
             let own = node.output("ip", &["-o", "addr", "show", "dev", "eth0", "scope", "link"])?;
             Ok(own.lines().count() == 2 && !own.contains("tentative"))
         })?;
@@ -129,7 +129,7 @@ impl GuestContext {
 
     pub(crate) fn start(&self, flags: Vec<String>) -> Result<Agent> {
         let mut agent = self.spawn(flags)?;
-        agent.wait_programmed(PATIENCE)?;
+        agent.wait_programmed(TIMEOUT)?;
         Ok(agent)
     }
 
@@ -137,8 +137,8 @@ impl GuestContext {
     pub(crate) fn cleanup(&self, flags: &[&str]) -> Result<String> {
         let mut cleanup = Command::new(binary::ours("denizen-agent")?);
         cleanup.arg("cleanup").args(flags);
-        let said = self.node().run(|| checked(&mut cleanup))??;
-        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+        let output = self.node().run(|| checked(&mut cleanup))??;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Opens a connection from each of [`OTHERS`] to `echo`.

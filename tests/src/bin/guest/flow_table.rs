@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use denizen_tests::node::pod::Wiring;
-use denizen_tests::oracle::detection::{MATRIX, Played, play_egress, play_rows};
-use denizen_tests::oracle::flows::play;
+use denizen_tests::oracle::detection::{CheckedPackets, MATRIX, check_egress, check_rows};
+use denizen_tests::oracle::flows::run_cases;
 use denizen_tests::oracle::flows::table::{self, Backend, FlowCase};
 use denizen_tests::test_length::in_full;
 
@@ -14,7 +14,7 @@ pub(crate) fn flows() -> Result<()> {
         // the rest are routed. With the other backends, each case is played with both.
         let cases = table.iter().skip(in_full(0, first)).step_by(in_full(1, 2));
         let cases: Vec<FlowCase> = cases.cloned().collect();
-        let by_ipvs = play(&cases, Backend::Ipvs, wiring)?;
+        let by_ipvs = run_cases(&cases, Backend::Ipvs, wiring)?;
         let packets: usize = cases.iter().map(|case| case.flows.len()).sum();
         let cases = cases.len();
         println!("  {cases} cases, {packets} packets, IPVS took {by_ipvs} connections");
@@ -24,11 +24,11 @@ pub(crate) fn flows() -> Result<()> {
 }
 
 pub(crate) fn detection() -> Result<()> {
-    let Played { packets, by_ipvs } = play_rows("matrix", Backend::Ipvs, &MATRIX)?;
+    let CheckedPackets { packets, by_ipvs } = check_rows("matrix", Backend::Ipvs, &MATRIX)?;
     println!("  {} rows, {packets} packets, IPVS took {by_ipvs}", MATRIX.len());
     ensure!(by_ipvs > 0, "IPVS took nothing");
     let rows = &MATRIX[..in_full(MATRIX.len(), 1)];
-    let Played { packets, .. } = play_egress("matrix-out", Backend::Ipvs, rows)?;
+    let CheckedPackets { packets, .. } = check_egress("matrix-out", Backend::Ipvs, rows)?;
     println!("  with egress masquerade: {} rows, {packets} packets", rows.len());
     Ok(())
 }

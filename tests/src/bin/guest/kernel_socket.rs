@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const MOUNTD: u16 = 20048;
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// No rule mistakes the kernel's connection for the proxy's, whichever user mounts. A port that is
 /// skipped is not redirected.
@@ -51,7 +51,7 @@ fn mounts_from(name: &str, redirect: &Value, port: u16) -> Result<SocketAddr> {
     let (at_node, in_pod) = (at_node?, in_pod?);
     let expected = if port == MOUNTD { at_node } else { in_pod };
     pod.run(|| mount_nfs(server, folder.path()))?;
-    expected.recv_timeout(PATIENCE).context("nobody connected")
+    expected.recv_timeout(TIMEOUT).context("nobody connected")
 }
 
 /// Takes one connection and answers nothing, so that the mount fails at once. (Linux 5.10 connects

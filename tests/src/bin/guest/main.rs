@@ -1,4 +1,4 @@
-//! The first process of the guest that [`denizen_tests::kernel::vm`] boots: plays what the tests'
+//! The first process of the guest that [`denizen_tests::kernel::vm`] boots: runs what the tests'
 //! own kernel cannot, prints the results, and switches the guest off.
 
 #![allow(
@@ -32,11 +32,11 @@ use denizen_tests::quickstart;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-/// A play: what it is called, and its function.
-type Play = (&'static str, fn() -> Result<()>);
+/// A test: what it is called, and its function.
+type GuestTest = (&'static str, fn() -> Result<()>);
 
-/// What one guest plays, in this order, by the word that chooses the boot.
-const BOOTS: [(&str, &[Play]); 5] = [
+/// What one guest runs, in this order, by the word that chooses the boot.
+const BOOTS: [(&str, &[GuestTest]); 5] = [
     (vm::NODE, &NODE),
     (vm::IPVS, &IPVS),
     (vm::WITHOUT_IPV6, &WITHOUT_IPV6),
@@ -45,7 +45,7 @@ const BOOTS: [(&str, &[Play]); 5] = [
 ];
 
 /// An ordinary node.
-const NODE: [Play; 12] = [
+const NODE: [GuestTest; 12] = [
     ("the quick start", the_quick_start),
     ("pods in VLANs of a bridge", vlan::pods_are_local),
     ("policies for pods in a VLAN of a bridge", vlan::isolated_pods_are_cut_off),
@@ -66,7 +66,7 @@ const NODE: [Play; 12] = [
 ];
 
 /// The backend ipvs.
-const IPVS: [Play; 23] = [
+const IPVS: [GuestTest; 23] = [
     ("IPVS does what its driver says", ipvs::driver::agrees_with_ipvsadm),
     ("IPVS balances for the backend ipvs", ipvs::backend::serves),
     ("nobody notices what changes behind IPVS", ipvs::backend::nobody_notices),
@@ -93,14 +93,14 @@ const IPVS: [Play; 23] = [
 ];
 
 /// A kernel without IPv6.
-const WITHOUT_IPV6: [Play; 1] =
+const WITHOUT_IPV6: [GuestTest; 1] =
     [("every backend serves without IPv6", single::every_backend_serves)];
 
 /// For a guest with two processors.
-const CHURN: [Play; 1] = [("policies change while clients connect", policies::change)];
+const CHURN: [GuestTest; 1] = [("policies change while clients connect", policies::change)];
 
 /// What `cargo bench` measures.
-const BENCH: [Play; 1] = [("ten thousand services", ipvs::cost::measure)];
+const BENCH: [GuestTest; 1] = [("ten thousand services", ipvs::cost::measure)];
 
 /// Modules that the kernel loads for nobody: kube-proxy loads the first, a node's setup the second.
 const MODULES: [&str; 2] = ["ip_vs_rr", "br_netfilter"];
@@ -132,9 +132,9 @@ fn boot() -> Result<()> {
         println!("the guest did not end within {:?}", vm::bound());
         off()
     });
-    let chosen = ready().and_then(|()| plays());
-    let played = chosen.map(|plays| plays.into_iter().filter(|play| !is_well(play)).count());
-    match played {
+    let chosen = ready().and_then(|()| chosen_tests());
+    let failed = chosen.map(|tests| tests.into_iter().filter(|test| !is_well(test)).count());
+    match failed {
         Ok(0) => println!("{}", vm::VERDICT),
         Ok(failed) => println!("{failed} failed"),
         Err(error) => println!("the guest cannot be made ready: {error:#}"),
@@ -142,21 +142,21 @@ fn boot() -> Result<()> {
     off()
 }
 
-/// What this guest was booted for: a boot's plays, or some of them.
-fn plays() -> Result<Vec<Play>> {
+/// What this guest was booted for: a boot's tests, or some of them.
+fn chosen_tests() -> Result<Vec<GuestTest>> {
     let asked = std::env::var(vm::BOOT).context("a boot is asked for")?;
     let boot = BOOTS.iter().find(|(word, _)| *word == asked);
-    let (_, plays) = boot.with_context(|| format!("there is no boot {asked}"))?;
+    let (_, tests) = boot.with_context(|| format!("there is no boot {asked}"))?;
     let only = std::env::var(vm::ONLY).unwrap_or_default();
-    let is_asked = |(name, _): &&Play| vm::word(name).contains(&only);
-    let plays: Vec<Play> = plays.iter().filter(is_asked).copied().collect();
-    ensure!(!plays.is_empty(), "no play of {asked} is called like {only}");
-    Ok(plays)
+    let is_asked = |(name, _): &&GuestTest| vm::word(name).contains(&only);
+    let tests: Vec<GuestTest> = tests.iter().filter(is_asked).copied().collect();
+    ensure!(!tests.is_empty(), "no test of {asked} is called like {only}");
+    Ok(tests)
 }
 
-fn is_well(&(name, play): &Play) -> bool {
+fn is_well(&(name, test): &GuestTest) -> bool {
     let (started, busy_before) = (Instant::now(), busy());
-    let outcome = catch_unwind(play).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
+    let outcome = catch_unwind(test).unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked")));
     match &outcome {
         Ok(()) => {
             let busy = busy().saturating_sub(busy_before);

@@ -67,7 +67,7 @@ fn answered(fixture: &Fixture, by_cache: bool) -> Result<()> {
         let remote = SocketAddr::new(fixture.address(Host::Remote, to.ip())?, PORT);
         let expected = if by_cache { to } else { remote };
         for (who, protocol) in CLIENTS.iter().flat_map(|who| PROTOCOLS.map(|way| (*who, way))) {
-            let outcome = fixture.ask(who, to, protocol)?;
+            let outcome = fixture.probe(who, to, protocol)?;
             ensure!(
                 outcome.endpoint() == Some(expected),
                 "{who:?} to {to} over {protocol:?}: {outcome:?}, not {expected}"

@@ -15,7 +15,7 @@ use denizen_tests::packets::probe::Protocol;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A client, the number of the service that it connects to, and what becomes of its packet.
 const PACKETS: [(Host, u8, &str); 3] =
@@ -28,7 +28,7 @@ pub(crate) fn packets_are_followed() -> Result<()> {
     for backend in Backend::ALL {
         let node = &fixture.cluster.world.node;
         let mut agent = Agent::spawn(node, fixture.cluster.settings_with(backend.flags()))?;
-        agent.wait_programmed(PATIENCE)?;
+        agent.wait_programmed(TIMEOUT)?;
         match backend {
             Backend::IptablesLegacy => refused(&fixture, &agent)?,
             Backend::Nftables | Backend::IptablesNft | Backend::Ipvs => {
@@ -59,12 +59,12 @@ pub(crate) fn packets_through_ipvs_are_followed() -> Result<()> {
     let fixture = served("ipvs-trace")?;
     let node = &fixture.cluster.world.node;
     let mut agent = Agent::spawn(node, fixture.cluster.settings_with(Backend::Ipvs.flags()))?;
-    agent.wait_programmed(PATIENCE)?;
+    agent.wait_programmed(TIMEOUT)?;
     for who in [Host::Bridged, Host::Outside, Host::ThisNode] {
         for ip in service_ips(10) {
             let to = SocketAddr::new(ip, 80);
             let tracing = follow(&fixture, &agent, who, to)?;
-            fixture.ask(who, to, Protocol::Tcp)?;
+            fixture.probe(who, to, Protocol::Tcp)?;
             let traced = tracing.end()?;
             traced.ensure_as_predicted()?;
             let (packet, server) = (&traced.packets()[0], format!("{to}/tcp by rr"));
@@ -87,7 +87,7 @@ fn followed(fixture: &Fixture, agent: &Agent) -> Result<()> {
         for ip in service_ips(number) {
             let to = SocketAddr::new(ip, 80);
             let tracing = follow(fixture, agent, who, to)?;
-            fixture.ask(who, to, Protocol::Tcp)?;
+            fixture.probe(who, to, Protocol::Tcp)?;
             let traced = tracing.end()?;
             traced.ensure_as_predicted()?;
             let packet = &traced.packets()[0];
@@ -107,7 +107,7 @@ fn refused(fixture: &Fixture, agent: &Agent) -> Result<()> {
 fn watched(fixture: &Fixture, agent: &Agent) -> Result<()> {
     let watching = WatchCommand::start(&fixture.cluster.world.node, agent, &["drops"])?;
     let to = SocketAddr::new(service_ips(99)[0], 80);
-    fixture.ask(Host::Routed, to, Protocol::Tcp)?;
+    fixture.probe(Host::Routed, to, Protocol::Tcp)?;
     let packet = watching.until("what is refused", |packet| packet["verdict"] == "refused")?;
     ensure!(packet["service"] == "default/lonely:http", "{packet:#}");
     ensure!(packet["source"]["name"] == "default/routed", "{packet:#}");

@@ -15,13 +15,13 @@ const PAUSES: Pauses = Pauses {
     strangers: Duration::from_millis(50),
 };
 
-/// The least duration. This play takes a quarter of the time of other tests, since an emulated node
+/// The least duration. This test takes a quarter of the time of other tests, since an emulated node
 /// takes half a minute to be set up, but no less than this: on a busy machine, two connections took
 /// a second.
 const SHORTEST: Duration = Duration::from_secs(5);
 
 pub(crate) fn change() -> Result<()> {
-    churn::play(
+    churn::run(
         "np-churn",
         ChurnedKind::OfNamespace,
         PAUSES,

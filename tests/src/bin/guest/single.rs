@@ -18,7 +18,7 @@ use denizen_tests::packets::server::Server;
 const WEB: Port = Port::tcp("web", 80, 8080);
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The node connects to a service of a host beside it; nothing is wrong, and nothing is left
 /// behind.
@@ -50,8 +50,8 @@ pub(crate) fn every_backend_serves() -> Result<()> {
             flags: backend.flags(),
         };
         let mut agent = Agent::spawn(&node, settings)?;
-        agent.wait_programmed(PATIENCE)?;
-        let outcome = Probe::tcp(SocketAddr::new(service, WEB.port)).ask_in(&node);
+        agent.wait_programmed(TIMEOUT)?;
+        let outcome = Probe::tcp(SocketAddr::new(service, WEB.port)).send_in(&node);
         ensure!(outcome.endpoint().is_some(), "{backend:?}: {outcome:?}");
         let status = agent.status()?;
         ensure!(status["errors"].as_array().is_some_and(Vec::is_empty), "{backend:?}: {status}");

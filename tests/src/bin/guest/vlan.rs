@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 const BRIDGE: &str = "br0";
 
 /// How long anything may take on an emulated processor.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// VLAN 7: the node has no device in it, so the plugin in front joins the node to it by a veth.
 const JOINED: [(&str, &str); 2] = [("10.7.0.0/16", "10.7.0.1"), ("fd00:10:7::/64", "fd00:10:7::1")];
@@ -105,7 +105,7 @@ pub(crate) fn isolated_pods_are_cut_off() -> Result<()> {
     let agent = cluster.start_agent()?;
     let reach = |from: &Netns| -> Vec<bool> {
         let probes = two.addresses.iter().map(|to| Probe::tcp(SocketAddr::new(*to, PORT)));
-        probes.map(|probe| probe.patience(SILENCE).ask_in(from).endpoint().is_some()).collect()
+        probes.map(|probe| probe.timeout(SILENCE).send_in(from).endpoint().is_some()).collect()
     };
     ensure!(reach(&one.netns) == [true; 2], "without policies");
     let policy = json!({
@@ -114,9 +114,9 @@ pub(crate) fn isolated_pods_are_cut_off() -> Result<()> {
         "spec": { "podSelector": {}, "policyTypes": ["Ingress"] },
     });
     cluster.manifests.put("deny", &[policy])?;
-    eventually("they are cut off", BOUND, || Ok(reach(&one.netns) == [false; 2]))?;
+    eventually("they are cut off", TIMEOUT, || Ok(reach(&one.netns) == [false; 2]))?;
     ensure!(reach(node) == [true; 2], "the node reaches its pods");
-    agent.until("status says so", BOUND, |status| {
+    agent.until("status says so", TIMEOUT, |status| {
         status["errors"].to_string().contains("cut off from its other ports")
     })?;
     Ok(())

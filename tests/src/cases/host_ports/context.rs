@@ -18,7 +18,7 @@ use denizen_state::RunDir;
 use serde_json::{Value, json};
 
 /// How long anything may take. An emulated processor takes its time.
-pub const BOUND: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Who serves services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,13 +64,13 @@ pub struct Context {
 }
 
 /// A pod with host ports, which answers at [`PORT`] over every protocol.
-pub struct Asking {
+pub struct HostPortPod {
     /// The pod.
     pub pod: Pod,
     _server: Server,
 }
 
-impl Asking {
+impl HostPortPod {
     /// Its address of the same family as `other`.
     pub fn address_like(&self, other: IpAddr) -> Result<IpAddr> {
         self.pod.address_like(other).context("the pod has an address of the family")
@@ -131,30 +131,35 @@ impl Context {
     }
 
     /// A new pod that asks for these host ports. Its ADD has returned.
-    pub fn asks(&self, name: &str, wiring: Wiring, ports: &Value) -> Result<Asking> {
+    pub fn add_pod(&self, name: &str, wiring: Wiring, ports: &Value) -> Result<HostPortPod> {
         self.attached(name, &self.chain(wiring, ports))
     }
 
     /// The same, and its ADD does not wait for the agent.
-    pub fn asks_at_once(&self, name: &str, wiring: Wiring, ports: &Value) -> Result<Asking> {
+    pub fn add_pod_without_wait(
+        &self,
+        name: &str,
+        wiring: Wiring,
+        ports: &Value,
+    ) -> Result<HostPortPod> {
         let mut chain = self.chain(wiring, ports);
         chain.wait_as(&Value::Null);
         self.attached(name, &chain)
     }
 
-    fn attached(&self, name: &str, chain: &Chain) -> Result<Asking> {
+    fn attached(&self, name: &str, chain: &Chain) -> Result<HostPortPod> {
         let netns = Netns::new(&format!("{}-{name}", self.label))?;
         let pod = Pod::attach(self.node(), netns, name, chain)?;
         let all = PROTOCOLS.map(|protocol| (protocol, PORT));
         let server = serve(&pod.netns, &pod.addresses, &all)?;
-        Ok(Asking { pod, _server: server })
+        Ok(HostPortPod { pod, _server: server })
     }
 
     /// Runs the DELs of these pods, after which nothing of them is programmed.
-    pub fn end(&self, asking: impl IntoIterator<Item = Asking>) -> Result<()> {
-        asking.into_iter().try_for_each(|asking| {
-            self.is_removed(&asking.pod.forget_last(self.node())?)?;
-            asking.pod.detach(self.node())
+    pub fn end(&self, pods: impl IntoIterator<Item = HostPortPod>) -> Result<()> {
+        pods.into_iter().try_for_each(|pod| {
+            self.is_removed(&pod.pod.forget_last(self.node())?)?;
+            pod.pod.detach(self.node())
         })
     }
 
@@ -166,7 +171,7 @@ impl Context {
             return Ok(());
         }
         let state = RunDir::open(self.agent.run_dir())?.read()?.context("a state file")?;
-        eventually("the agent has programmed the removal", BOUND, || {
+        eventually("the agent has programmed the removal", TIMEOUT, || {
             Ok(self.agent.status()?["generation"].as_u64() >= Some(state.generation.0))
         })
     }
@@ -192,9 +197,9 @@ impl Context {
         who: Host,
         to: SocketAddr,
         protocol: Protocol,
-        by: &Asking,
+        by: &HostPortPod,
     ) -> Result<Outcome> {
-        let outcome = self.fixture.ask(who, to, protocol)?;
+        let outcome = self.fixture.probe(who, to, protocol)?;
         let endpoint = SocketAddr::new(by.address_like(to.ip())?, PORT);
         let what = format!("{who:?} to {to}/{protocol}");
         ensure!(outcome.endpoint() == Some(endpoint), "{what}: {outcome:?}, not by {endpoint}");
@@ -208,7 +213,7 @@ impl Context {
 
     /// `who` does not reach any pod there, as `explain` says.
     pub fn is_left_alone(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<()> {
-        let outcome = self.fixture.ask(who, to, protocol)?;
+        let outcome = self.fixture.probe(who, to, protocol)?;
         ensure!(outcome == Outcome::Refused, "{who:?} to {to}/{protocol}: {outcome:?}");
         let explained = self.explain(who, to, protocol)?;
         ensure!(explained.verdict == "untouched", "{who:?} to {to}/{protocol}: {explained:?}");
@@ -222,7 +227,7 @@ impl Context {
 
     /// Waits until the node has no table for host ports.
     pub fn has_no_tables_soon(&self) -> Result<()> {
-        eventually("the tables are gone", BOUND, || Ok(!self.has_tables()?))
+        eventually("the tables are gone", TIMEOUT, || Ok(!self.has_tables()?))
     }
 
     /// The host ports that `status` says are not served as asked for.
@@ -232,7 +237,7 @@ impl Context {
     }
 }
 
-/// A probe from the node itself, with the usual patience.
+/// A probe from the node itself, with the usual timeout.
 pub fn of_node(protocol: Protocol, from: IpAddr, to: SocketAddr) -> Probe {
     Probe { protocol, ..Probe::tcp(to) }.from(from)
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-use super::context::{Asking, BOUND, Context, port};
+use super::context::{Context, HostPortPod, TIMEOUT, port};
 use crate::cases::refused_flows;
 use crate::eventually::eventually;
 use crate::node::cluster::NODE;
@@ -23,7 +23,7 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     let addresses = [context.addresses()[0], context.addresses()[2]];
     // The pod's labels become known only after its ADD, so the ADD does not wait.
     let name = "asking";
-    let asking = context.asks_at_once(name, Wiring::Bridged, &json!([port(8080)]))?;
+    let serving = context.add_pod_without_wait(name, Wiring::Bridged, &json!([port(8080)]))?;
     let clients = addresses.map(|like| context.fixture.address(Host::Outside, like));
     let mut peers = Vec::new();
     for client in clients {
@@ -36,7 +36,7 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     let metadata = ObjectMeta {
         namespace: "default".to_owned(),
         name: name.to_owned(),
-        uid: format!("uid-{}", asking.pod.netns.name()),
+        uid: format!("uid-{}", serving.pod.netns.name()),
         ..ObjectMeta::default()
     };
     let spec = PodSpec { node_name: NODE.to_owned(), ..PodSpec::default() };
@@ -47,28 +47,28 @@ pub fn a_policy_judges_the_client(context: &Context) -> Result<()> {
     for to in addresses.map(|ip| SocketAddr::new(ip, 8080)) {
         let ask = |who| {
             let from = context.fixture.address(who, to.ip())?;
-            let probe = Probe::tcp(to).from(from).patience(SILENCE);
-            anyhow::Ok(probe.ask_in(context.fixture.place(who).0))
+            let probe = Probe::tcp(to).from(from).timeout(SILENCE);
+            anyhow::Ok(probe.send_in(context.fixture.place(who).0))
         };
-        eventually("the client is let in", BOUND, || Ok(ask(Host::Outside)?.endpoint().is_some()))?;
-        eventually(
-            "the others are kept out",
-            BOUND,
-            || Ok(ask(Host::Remote)? == Outcome::Dropped),
-        )?;
-        context.is_answered(Host::Outside, to, Protocol::Tcp, &asking)?;
+        eventually("the client is let in", TIMEOUT, || {
+            Ok(ask(Host::Outside)?.endpoint().is_some())
+        })?;
+        eventually("the others are kept out", TIMEOUT, || {
+            Ok(ask(Host::Remote)? == Outcome::Dropped)
+        })?;
+        context.is_answered(Host::Outside, to, Protocol::Tcp, &serving)?;
         let explained = context.explain(Host::Remote, to, Protocol::Tcp)?;
         ensure!(explained.verdict == "drop", "{explained:?}");
     }
-    are_in_drops(context, &asking)?;
-    context.end([asking])?;
+    are_in_drops(context, &serving)?;
+    context.end([serving])?;
     manifests.remove("policies")
 }
 
 /// `drops` shows the flows from the other node's pod, in both families.
-fn are_in_drops(context: &Context, asking: &Asking) -> Result<()> {
+fn are_in_drops(context: &Context, serving: &HostPortPod) -> Result<()> {
     let shown = refused_flows::flows(&context.fixture, &context.agent)?;
-    for pod in &asking.pod.addresses {
+    for pod in &serving.pod.addresses {
         let (from, to) =
             (context.fixture.address(Host::Remote, *pod)?, SocketAddr::new(*pod, PORT));
         let flows = shown["flows"].as_array().context("flows")?;

@@ -34,25 +34,25 @@ pub fn services(fixture: &Fixture) -> Result<Vec<Value>> {
 
 /// `hostPort: 443`, and [`services`] with that port and without it.
 pub fn the_addresses_of_services_are_no_host_ports(context: &Context) -> Result<()> {
-    let asking = context.asks("pod", Wiring::Bridged, &json!([port(443)]))?;
+    let serving = context.add_pod("pod", Wiring::Bridged, &json!([port(443)]))?;
     for who in [Host::Outside, Host::Routed, Host::ThisNode] {
         for to in context.at(443) {
-            context.is_answered(who, to, Protocol::Tcp, &asking)?;
+            context.is_answered(who, to, Protocol::Tcp, &serving)?;
         }
         for to in [service_ips(10), service_ips(BALANCER)].concat() {
             is_services(context, who, SocketAddr::new(to, 443))?;
         }
         for to in service_ips(11) {
-            let outcome = context.fixture.ask(who, SocketAddr::new(to, 443), Protocol::Tcp)?;
+            let outcome = context.fixture.probe(who, SocketAddr::new(to, 443), Protocol::Tcp)?;
             ensure!(outcome.endpoint().is_none(), "{who:?} {to}: {outcome:?}");
         }
     }
-    context.end([asking])
+    context.end([serving])
 }
 
 /// The service's endpoint answers.
 fn is_services(context: &Context, who: Host, to: SocketAddr) -> Result<()> {
-    let outcome = context.fixture.ask(who, to, Protocol::Tcp)?;
+    let outcome = context.fixture.probe(who, to, Protocol::Tcp)?;
     let remote = context.fixture.address(Host::Remote, to.ip())?;
     let by = outcome.endpoint().map(|endpoint| endpoint.ip());
     ensure!(by == Some(remote), "{who:?} {to}: {outcome:?}");
@@ -64,19 +64,19 @@ fn is_services(context: &Context, who: Host, to: SocketAddr) -> Result<()> {
 pub fn a_node_port_comes_first(context: &Context) -> Result<()> {
     let [served, lonely] = NODE_PORTS;
     let ports = json!([port(served), port(lonely)]);
-    let asking = context.asks("pod", Wiring::Bridged, &ports)?;
+    let serving = context.add_pod("pod", Wiring::Bridged, &ports)?;
     let [v4, v4_other, v6, v6_other] = [0, 1, 2, 3].map(|at| context.addresses()[at]);
     for who in [Host::Outside, Host::ThisNode] {
         for ip in [v4, v6] {
             is_services(context, who, SocketAddr::new(ip, served))?;
             let to = SocketAddr::new(ip, lonely);
-            let outcome = context.fixture.ask(who, to, Protocol::Tcp)?;
+            let outcome = context.fixture.probe(who, to, Protocol::Tcp)?;
             ensure!(outcome == Outcome::Refused, "{who:?} {to}: {outcome:?}");
         }
         for (ip, number) in
             [v4_other, v6_other].into_iter().flat_map(|ip| NODE_PORTS.map(|n| (ip, n)))
         {
-            context.is_answered(who, SocketAddr::new(ip, number), Protocol::Tcp, &asking)?;
+            context.is_answered(who, SocketAddr::new(ip, number), Protocol::Tcp, &serving)?;
         }
     }
     let output = context.conflicts()?;
@@ -87,16 +87,16 @@ pub fn a_node_port_comes_first(context: &Context) -> Result<()> {
         );
         ensure!(output.contains(&expected), "{output:?}");
     }
-    context.end([asking])
+    context.end([serving])
 }
 
 /// kube-proxy's IPVS mode has services' addresses on a device.
 pub fn the_addresses_of_kube_ipvs_are_no_host_ports(context: &Context) -> Result<()> {
     context.node().ip("link add kube-ipvs0 type bridge\naddr add 10.96.0.1/32 dev kube-ipvs0")?;
-    let asking = context.asks("pod", Wiring::Bridged, &json!([port(443)]))?;
+    let serving = context.add_pod("pod", Wiring::Bridged, &json!([port(443)]))?;
     context.is_left_alone(Host::ThisNode, SocketAddr::new(ip("10.96.0.1"), 443), Protocol::Tcp)?;
     let to = SocketAddr::new(context.addresses()[0], 443);
-    context.is_answered(Host::ThisNode, to, Protocol::Tcp, &asking)?;
+    context.is_answered(Host::ThisNode, to, Protocol::Tcp, &serving)?;
     context.node().ip("link del kube-ipvs0")?;
-    context.end([asking])
+    context.end([serving])
 }

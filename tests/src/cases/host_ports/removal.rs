@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::json;
 
-use super::context::{Asking, Context, port, port_at};
+use super::context::{Context, HostPortPod, port, port_at};
 use crate::node::cluster::serve;
 use crate::node::cni::Call;
 use crate::node::fixture::{Host, PORT};
@@ -24,19 +24,19 @@ fn first(context: &Context, number: u16) -> [SocketAddr; 2] {
 /// What the outside client gets at `to`; a lost first packet would be `Dropped`.
 fn first_answer(context: &Context, to: SocketAddr) -> Result<Outcome> {
     let probe = Probe::tcp(to).from(context.fixture.address(Host::Outside, to.ip())?);
-    Ok(probe.patience(SILENCE).ask_in(&context.fixture.cluster.world.client))
+    Ok(probe.timeout(SILENCE).send_in(&context.fixture.cluster.world.client))
 }
 
 /// The first SYN after an ADD is answered, and after the DEL it is refused; `times` times.
 pub fn the_first_syn_after_an_add_is_answered(context: &Context, times: usize) -> Result<()> {
     for _ in 0..times {
-        let asking = context.asks("pod", Wiring::Routed, &json!([port(8080)]))?;
+        let pod = context.add_pod("pod", Wiring::Routed, &json!([port(8080)]))?;
         for to in first(context, 8080) {
             let outcome = first_answer(context, to)?;
             let by = outcome.endpoint().map(|endpoint| endpoint.ip());
-            ensure!(by == Some(asking.address_like(to.ip())?), "{to}: {outcome:?}");
+            ensure!(by == Some(pod.address_like(to.ip())?), "{to}: {outcome:?}");
         }
-        context.end([asking])?;
+        context.end([pod])?;
         for to in first(context, 8080) {
             let outcome = first_answer(context, to)?;
             ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
@@ -68,7 +68,8 @@ pub fn no_first_syn_of_many_adds_is_lost(
             context.restart_agent()?;
         }
         let done = |command| {
-            let done = asked.call_saying(context.node(), &call, command, denizen, Some(&result));
+            let done =
+                asked.call_with_stderr(context.node(), &call, command, denizen, Some(&result));
             done.map(|(_, output)| output).map_err(refused)
         };
         done("ADD")?;
@@ -139,15 +140,15 @@ impl Stream {
 /// A sender that never stops reaches nobody, then a pod, then its successor, and last the node's
 /// own listener.
 pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
-    const SOON: Duration = Duration::from_secs(2);
+    const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
     let at = first(context, 5353);
     let ports = json!([port_at(5353, "udp", "")]);
     let each = |so: &dyn Fn(&Stream, SocketAddr) -> Result<()>, streams: &[Stream]| {
         streams.iter().zip(at).try_for_each(|(stream, to)| so(stream, to))
     };
-    let led_to = |asking: &Asking, streams: &[Stream]| {
+    let led_to = |pod: &HostPortPod, streams: &[Stream]| {
         let is_led = |stream: &Stream, to: SocketAddr| {
-            stream.is_answered_by(&asking.address_like(to.ip())?.to_string(), SOON)
+            stream.is_answered_by(&pod.address_like(to.ip())?.to_string(), ANSWER_TIMEOUT)
         };
         each(&is_led, streams)
     };
@@ -166,18 +167,19 @@ pub fn a_udp_sender_is_led_to_the_new_pod(context: &Context) -> Result<()> {
     for other in &others {
         ensure!(other.answer()?.is_some());
     }
-    let old = context.asks("first", Wiring::Bridged, &ports)?;
+    let old = context.add_pod("first", Wiring::Bridged, &ports)?;
     led_to(&old, &streams)?;
     // The new pod comes before the old one goes.
-    let new = context.asks("second", Wiring::Routed, &ports)?;
+    let new = context.add_pod("second", Wiring::Routed, &ports)?;
     led_to(&new, &streams)?;
     context.end([old])?;
     led_to(&new, &streams)?;
     // hostPort becomes hostNetwork.
     context.end([new])?;
     let _own = serve(context.node(), &at.map(|to| to.ip()), &[(Protocol::Udp, 5353)])?;
-    let is_nodes =
-        |stream: &Stream, to: SocketAddr| stream.is_answered_by(&to.ip().to_string(), SOON);
+    let is_nodes = |stream: &Stream, to: SocketAddr| {
+        stream.is_answered_by(&to.ip().to_string(), ANSWER_TIMEOUT)
+    };
     each(&is_nodes, &streams)?;
     for other in &others {
         ensure!(other.answer()?.is_some(), "a flow to somebody else was cut");
@@ -193,11 +195,11 @@ pub fn the_newest_pod_has_the_port_in_any_order(context: &Context, steps: usize)
         number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (number >> 16) as usize % count
     };
-    let mut pods: Vec<Asking> = Vec::new();
+    let mut pods: Vec<HostPortPod> = Vec::new();
     for step in 0..steps {
         if pods.is_empty() || below(2) == 0 && pods.len() < 4 {
             let ports = json!([port(8080)]);
-            pods.push(context.asks(&format!("p{step}"), Wiring::Routed, &ports)?);
+            pods.push(context.add_pod(&format!("p{step}"), Wiring::Routed, &ports)?);
         } else {
             let chosen = below(pods.len());
             context.end([pods.remove(chosen)])?;
@@ -225,7 +227,7 @@ pub fn an_address_that_is_used_again_has_only_its_own_ports(context: &Context) -
         let server = serve(&pod.netns, &addresses, &[(Protocol::Tcp, PORT)])?;
         // The kernel may have to resolve the new neighbour first.
         for to in first(context, number) {
-            let outcome = context.fixture.ask(Host::Outside, to, Protocol::Tcp)?;
+            let outcome = context.fixture.probe(Host::Outside, to, Protocol::Tcp)?;
             ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
         }
         anyhow::Ok((pod, server))

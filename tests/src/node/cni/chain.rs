@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Call, NodeNamespace, Refusal, denizen, finish_saying, start};
+use super::{Call, NodeNamespace, Refusal, denizen, finish_with_stderr, start};
 use crate::binary;
 
 /// The version that the newest plugins in Debian speak.
@@ -162,11 +162,11 @@ impl Chain {
         plugin: &Value,
         result: Option<&Value>,
     ) -> Result<Value, Refusal> {
-        self.call_saying(node, call, command, plugin, result).map(|(answer, _)| answer)
+        self.call_with_stderr(node, call, command, plugin, result).map(|(answer, _)| answer)
     }
 
     /// The same, with what the plugin wrote to standard error.
-    pub fn call_saying(
+    pub fn call_with_stderr(
         &self,
         node: &impl NodeNamespace,
         call: &Call,
@@ -182,7 +182,7 @@ impl Chain {
         };
         let input = self.configuration(plugin, version, result).to_string();
         let child = start(node, &path, call.environment(command), input.as_bytes());
-        let (mut answer, output) = finish_saying(child)?;
+        let (mut answer, output) = finish_with_stderr(child)?;
         if version != self.version && !answer.is_null() {
             answer["cniVersion"] = json!(self.version);
         }

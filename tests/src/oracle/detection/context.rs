@@ -11,7 +11,7 @@ use crate::node::world::host_length;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::frontend::{TARGET, TARGETS, elsewhere, service};
+use super::frontend::{TARGET, TARGETS, external_host, service};
 use super::table::DetectedSender;
 
 /// Foreign rules set the mark bit by which denizen's bridge table tells pods' packets, for packets
@@ -32,7 +32,7 @@ pub struct MatrixContext {
     pub fixture: Fixture,
     neighbours: [Pod; 2],
     /// A host that is attached to this node, and is not a pod.
-    _elsewhere: Pod,
+    _external_host: Pod,
     /// The sockets of the endpoints, and of the host behind this node.
     pub(super) listeners: Vec<UdpSocket>,
     /// The next source port that no packet has had yet.
@@ -72,9 +72,9 @@ impl MatrixContext {
         let remote = &cluster.world.addresses().remote;
         let mut listeners = all(&cluster.world.remote, remote, &TARGETS)?;
         let netns = Netns::new(&format!("{label}-out"))?;
-        let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &elsewhere())?;
+        let wired = Pod::wire(&cluster.world.node, netns, "out", Wiring::Routed, &external_host())?;
         listeners.extend(all(&wired.netns, &wired.addresses, &[TARGET])?);
-        Ok(Self { fixture, neighbours, _elsewhere: wired, listeners, ports: Cell::new(10_000) })
+        Ok(Self { fixture, neighbours, _external_host: wired, listeners, ports: Cell::new(10_000) })
     }
 
     /// A source port that no packet had yet.

@@ -34,7 +34,7 @@ pub enum Frontend {
     /// Its node port.
     LocalNodePort,
     /// No service's: a host behind this node, outside the ranges where pods keep their address.
-    Elsewhere,
+    ExternalHost,
 }
 
 /// The frontends of services.
@@ -49,7 +49,7 @@ pub const FRONTENDS: [Frontend; 5] = [
 /// The destinations that are tested with egress masquerade: the one that it concerns, and two
 /// others.
 pub const WITH_EGRESS: [Frontend; 3] =
-    [Frontend::Elsewhere, Frontend::ClusterIp, Frontend::LocalLoadBalancer];
+    [Frontend::ExternalHost, Frontend::ClusterIp, Frontend::LocalLoadBalancer];
 
 /// Where pods keep their address then: the ranges of all other hosts.
 pub const KEPT: &str = "nonMasqueradeCIDRs: [10.10.0.0/16, 172.20.0.0/16, 192.168.0.0/16, 203.0.113.0/24, 'fd00::/8', '2600::/12']";
@@ -83,8 +83,8 @@ impl Frontend {
                 (false, _) => Seen::Nothing,
             },
             // What ip-masq-agent does, for pods of this node only.
-            Self::Elsewhere if local => Seen::Nodes,
-            Self::Elsewhere => Seen::Kept,
+            Self::ExternalHost if local => Seen::Nodes,
+            Self::ExternalHost => Seen::Kept,
         }
     }
 
@@ -99,7 +99,7 @@ impl Frontend {
             Self::NodePort => SocketAddr::new(of(node), 30081),
             Self::LocalLoadBalancer => SocketAddr::new(of(balancers(2)), 80),
             Self::LocalNodePort => SocketAddr::new(of(node), 30082),
-            Self::Elsewhere => SocketAddr::new(of(elsewhere()), TARGET),
+            Self::ExternalHost => SocketAddr::new(of(external_host()), TARGET),
         }
     }
 }
@@ -109,7 +109,7 @@ fn balancers(n: u8) -> [IpAddr; 2] {
 }
 
 /// The addresses of the host behind this node.
-pub(super) fn elsewhere() -> [IpAddr; 2] {
+pub(super) fn external_host() -> [IpAddr; 2] {
     [ip("198.18.0.5"), ip("2001:db8:18::5")]
 }
 

@@ -16,20 +16,20 @@ use super::frontend::{Frontend, Seen};
 use super::table::{DetectedSender, Row, SENDERS};
 
 /// How long an expected packet may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to go on listening after the last expected packet, for packets that should not arrive.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// What was played.
+/// How many packets were checked.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Played {
+pub struct CheckedPackets {
     /// Packets sent.
     pub packets: usize,
     /// Of those, the ones that IPVS carries.
     pub by_ipvs: usize,
 }
 
-impl Played {
+impl CheckedPackets {
     pub(super) fn add(&mut self, other: Self) {
         self.packets += other.packets;
         self.by_ipvs += other.by_ipvs;
@@ -106,7 +106,7 @@ fn received(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, Ip
     let begun = Instant::now();
     let mut complete = None;
     while complete.is_none_or(|since: Instant| since.elapsed() < GRACE)
-        && begun.elapsed() < PATIENCE
+        && begun.elapsed() < ARRIVAL_TIMEOUT
     {
         for listener in &context.listeners {
             listener.set_read_timeout(Some(Duration::from_millis(2)))?;
@@ -124,12 +124,12 @@ fn received(context: &MatrixContext, expected: usize) -> Result<BTreeMap<u32, Ip
 
 /// Sends a packet for every combination with this row, whose mode the agent has. Fails with all
 /// packets that arrived with a wrong source.
-pub fn play(
+pub fn check_row(
     context: &MatrixContext,
     agent: &Agent,
     row: &Row,
     frontends: &[Frontend],
-) -> Result<Played> {
+) -> Result<CheckedPackets> {
     let count = || ipvs::taken_if_there(&context.fixture.cluster.world.node);
     let before = count()?;
     let packets = send_all(context, agent, row, frontends)?;
@@ -170,5 +170,5 @@ pub fn play(
     let (taken, by_ipvs) =
         (count()? - before, packets.iter().filter(|packet| packet.by_ipvs).count());
     ensure!(taken == by_ipvs as u64, "IPVS took {taken} packets, and should {by_ipvs}");
-    Ok(Played { packets: packets.len(), by_ipvs })
+    Ok(CheckedPackets { packets: packets.len(), by_ipvs })
 }

@@ -1,4 +1,4 @@
-//! Plays a case of the table as a world: its hosts, its pods, its servers, its agent.
+//! Runs a case of the table as a world: its hosts, its pods, its servers, its agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use denizen_state::RunDir;
 use serde_json::{Value, json};
 
 use super::table::{Backend, FlowCase, FlowRow, FlowSource, FlowVerdict, Nobody};
-use crate::agent::{Agent, Objects, STARTING, Settings};
+use crate::agent::{Agent, Objects, START_TIMEOUT, Settings};
 use crate::eventually::eventually;
 use crate::kernel::ctnetlink;
 use crate::node::manifest::{self, Manifests, Port};
@@ -25,7 +25,7 @@ const LABEL: &str = "flow";
 /// chains, and the kernel cannot buffer too many (45 at once: over 8 MB for each).
 const TRACES: usize = 15;
 
-/// A node on which cases are played, one after the other. Each case finds exactly its own pods,
+/// A node on which cases are run, one after the other. Each case finds exactly its own pods,
 /// hosts, objects and agent there: what it shares with the case before stays, the rest is removed.
 pub(super) struct FlowContext {
     agent: Option<Agent>,
@@ -36,11 +36,11 @@ pub(super) struct FlowContext {
     pub(super) world: World,
     backend: Backend,
     wiring: Wiring,
-    /// How many cases were played so far.
+    /// How many cases were run so far.
     cases: u8,
     /// How many pods were made so far.
     names: usize,
-    /// How many flows are played at once.
+    /// How many flows are run at once.
     pub(super) at_once: usize,
     /// Whether the kernel is asked what the rules do to each packet.
     pub(super) is_traced: bool,
@@ -48,7 +48,7 @@ pub(super) struct FlowContext {
 
 /// Who listens where: pods by their first address, another node's pods or hosts, and this node.
 #[derive(Default)]
-struct Listens {
+struct Listeners {
     of_pod: BTreeMap<IpAddr, BTreeSet<Listen>>,
     remote: BTreeSet<Listen>,
     node: BTreeSet<Listen>,
@@ -61,7 +61,7 @@ impl FlowContext {
         let (at_once, is_traced) = match backend {
             Backend::Nftables | Backend::IptablesNft => (TRACES, true),
             Backend::IptablesLegacy => (usize::MAX, false),
-            // IPVS's counters can only be attributed to a flow if no other flow is played
+            // IPVS's counters can only be attributed to a flow if no other flow is run
             // meanwhile.
             Backend::Ipvs => (1, false),
         };
@@ -82,13 +82,13 @@ impl FlowContext {
 
     /// Replaces the case before by this one, and programs it.
     pub(super) fn enter(&mut self, case: &FlowCase) -> Result<()> {
-        let listens = Listens::of(case)?;
+        let listeners = Listeners::of(case)?;
         self.servers.clear();
-        let (client, remote) = others(case, &listens);
+        let (client, remote) = external_addresses(case, &listeners);
         self.world.replace_others(client, remote)?;
-        self.replace_pods(local_pods(case, &listens))?;
+        self.replace_pods(local_pods(case, &listeners))?;
         self.borrow_addresses(case)?;
-        self.servers = listens.serve(&self.world, &self.pods)?;
+        self.servers = listeners.serve(&self.world, &self.pods)?;
         // What earlier cases left in conntrack must not influence this case.
         self.world.node.run(ctnetlink::forget)??;
         self.cases += 1;
@@ -184,7 +184,7 @@ impl FlowContext {
         };
         agent.quiet();
         let marker = self.marker(case);
-        eventually("programmed", STARTING, || {
+        eventually("programmed", START_TIMEOUT, || {
             // The agent writes into the state file too.
             let recorded = self.recorded()?;
             let asked = agent.explain(case.node.ips[0], None, marker, Protocol::Tcp)?;
@@ -235,9 +235,9 @@ impl FlowContext {
     }
 }
 
-impl Listens {
+impl Listeners {
     fn of(case: &FlowCase) -> Result<Self> {
-        let mut listens = Self::default();
+        let mut listeners = Self::default();
         for endpoint in case.endpoints()? {
             // The same address may be listed for two nodes; it can only be on one.
             let local = endpoint.node.as_ref() == Some(&case.node.name);
@@ -247,15 +247,15 @@ impl Listens {
                     address: (address, *port).into(),
                 };
                 let here = endpoint.ports.iter().map(at);
-                if local || listens.of_pod.contains_key(&address) {
-                    listens.of_pod.entry(address).or_default().extend(here);
+                if local || listeners.of_pod.contains_key(&address) {
+                    listeners.of_pod.entry(address).or_default().extend(here);
                 } else {
-                    listens.remote.extend(here);
+                    listeners.remote.extend(here);
                 }
             }
         }
-        let of_pod = &listens.of_pod;
-        listens.remote.retain(|listen| !of_pod.contains_key(&listen.address.ip()));
+        let of_pod = &listeners.of_pod;
+        listeners.remote.retain(|listen| !of_pod.contains_key(&listen.address.ip()));
         // A packet that the proxy leaves alone is answered by the host that really has its
         // destination.
         for flow in case.flows.iter().filter(|flow| {
@@ -266,45 +266,46 @@ impl Listens {
                 address: SocketAddr::new(flow.dest_ip, flow.dest_port),
             };
             let own = flow.dest_ip.is_loopback() || case.node.ips.contains(&flow.dest_ip);
-            if own { &mut listens.node } else { &mut listens.remote }.insert(listen);
+            if own { &mut listeners.node } else { &mut listeners.remote }.insert(listen);
         }
-        Ok(listens)
+        Ok(listeners)
     }
 
     fn serve(&self, world: &World, pods: &[Pod]) -> Result<Vec<Server>> {
-        let start = |netns: &Netns, listens: &BTreeSet<Listen>| {
-            Server::start(netns, &listens.iter().copied().collect::<Vec<_>>())
+        let start = |netns: &Netns, listeners: &BTreeSet<Listen>| {
+            Server::start(netns, &listeners.iter().copied().collect::<Vec<_>>())
         };
         let mut servers =
             vec![start(&world.remote, &self.remote)?, start(&world.node, &self.node)?];
-        for (address, listens) in &self.of_pod {
+        for (address, listeners) in &self.of_pod {
             let pod = pods
                 .iter()
                 .find(|pod| pod.addresses.contains(address))
                 .context("every address has a pod")?;
-            servers.push(start(&pod.netns, listens)?);
+            servers.push(start(&pod.netns, listeners)?);
         }
         Ok(servers)
     }
 }
 
 /// The addresses of hosts outside, and of the other node's pods.
-fn others(case: &FlowCase, listens: &Listens) -> (Vec<IpAddr>, Vec<IpAddr>) {
+fn external_addresses(case: &FlowCase, listeners: &Listeners) -> (Vec<IpAddr>, Vec<IpAddr>) {
     let sources = |kind: FlowSource| {
         case.flows.iter().filter(move |flow| flow.from_kind == kind).map(|flow| flow.from)
     };
     let client: BTreeSet<_> = sources(FlowSource::External).collect();
-    let mut remote: BTreeSet<_> = listens.remote.iter().map(|listen| listen.address.ip()).collect();
+    let mut remote: BTreeSet<_> =
+        listeners.remote.iter().map(|listen| listen.address.ip()).collect();
     remote.extend(sources(FlowSource::RemotePod));
     (client.into_iter().collect(), remote.into_iter().collect())
 }
 
 /// The pods of the node, each as a list of addresses: those that the case records, and every other
 /// endpoint on this node.
-fn local_pods(case: &FlowCase, listens: &Listens) -> Vec<Vec<IpAddr>> {
+fn local_pods(case: &FlowCase, listeners: &Listeners) -> Vec<Vec<IpAddr>> {
     let mut pods: Vec<_> =
         case.config.detect_local.pods.iter().map(|pod| pod.ips.clone()).collect();
-    for address in listens.of_pod.keys() {
+    for address in listeners.of_pod.keys() {
         if !pods.iter().any(|pod| pod.contains(address)) {
             pods.push(vec![*address]);
         }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::packets::probe::Protocol;
 
-/// The backend that the rows are played with.
+/// The backend that the rows are run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     /// nftables.

@@ -50,18 +50,18 @@ pub enum ReadFate {
 
 /// Which rules are called at a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Layer {
+pub enum HookFamily {
     /// Those for frames on a bridge.
     Bridge,
     /// Those for IP packets.
-    Ip,
+    Inet,
 }
 
 /// A hook that a packet meets, and the interfaces that rules see there.
 #[derive(Debug, Clone)]
-pub struct Stop {
-    /// The layer whose rules are called.
-    pub layer: Layer,
+pub struct HookVisit {
+    /// The family whose rules are called.
+    pub family: HookFamily,
     /// The hook's name.
     pub hook: &'static str,
     /// Where the packet comes in.
@@ -117,17 +117,18 @@ impl Reader {
         let packet = ReadPacket { memory: earlier.memory.clone(), ..ReadPacket::from(arrival) };
         let mut ends = BTreeMap::new();
         let first = if arrival.interface.is_some() { "prerouting" } else { "output" };
-        let spread = self.hook(Layer::Ip, first, Spread::from([(packet, 1.0)]), &mut ends)?;
+        let spread =
+            self.hook(HookFamily::Inet, first, Spread::from([(packet, 1.0)]), &mut ends)?;
         let (mut staying, mut leaving) = (Spread::new(), Spread::new());
         for (packet, weight) in spread {
             let stays = arrival.interface.is_some() && self.is_own(packet.destination);
             add(if stays { &mut staying } else { &mut leaving }, packet, weight);
         }
-        let staying = self.hook(Layer::Ip, "input", staying, &mut ends)?;
+        let staying = self.hook(HookFamily::Inet, "input", staying, &mut ends)?;
         if arrival.interface.is_some() {
-            leaving = self.hook(Layer::Ip, "forward", leaving, &mut ends)?;
+            leaving = self.hook(HookFamily::Inet, "forward", leaving, &mut ends)?;
         }
-        let leaving = self.hook(Layer::Ip, "postrouting", leaving, &mut ends)?;
+        let leaving = self.hook(HookFamily::Inet, "postrouting", leaving, &mut ends)?;
         for packet in leaving.keys() {
             ensure!(packet.mark == FOREIGN_MARK, "the mark leaves as {:#x}", packet.mark);
             ensure!(packet.priority == 0, "the priority leaves as {:#x}", packet.priority);
@@ -145,16 +146,16 @@ impl Reader {
     ///
     /// # Errors
     /// A rule uses what the reader does not know, or changes the packet.
-    pub fn passes(&self, packet: &ReadPacket, way: &[Stop]) -> Result<bool> {
-        for Stop { layer, hook, input, output } in way {
+    pub fn passes(&self, packet: &ReadPacket, way: &[HookVisit]) -> Result<bool> {
+        for HookVisit { family, hook, input, output } in way {
             let (interface, output) = (input.clone(), output.clone());
             let here = ReadPacket { interface, output, ..packet.clone() };
             let entering = Spread::from([(here.clone(), 1.0)]);
-            let left = self.hook(*layer, hook, entering, &mut BTreeMap::new())?;
+            let left = self.hook(*family, hook, entering, &mut BTreeMap::new())?;
             match left.keys().collect::<Vec<_>>()[..] {
                 [] => return Ok(false),
-                [one] => ensure!(*one == here, "{layer:?} {hook} leaves {one:?}"),
-                _ => bail!("{layer:?} {hook} leaves {left:?}"),
+                [one] => ensure!(*one == here, "{family:?} {hook} leaves {one:?}"),
+                _ => bail!("{family:?} {hook} leaves {left:?}"),
             }
         }
         Ok(true)
@@ -163,7 +164,7 @@ impl Reader {
     /// The packets that pass a hook: its base chains are walked in the order of their priorities.
     fn hook(
         &self,
-        layer: Layer,
+        family: HookFamily,
         hook: &str,
         spread: Spread,
         ends: &mut BTreeMap<ReadEnd, f64>,
@@ -180,7 +181,7 @@ impl Reader {
         let mut here = spread;
         for (_, table, name, nat) in bases {
             let (passing, past): (Spread, Spread) =
-                here.into_iter().partition(|(packet, _)| meets(packet, layer, table, hook, nat));
+                here.into_iter().partition(|(packet, _)| meets(packet, family, table, hook, nat));
             let walk = Walk { table, hook, nat, own: &self.own };
             let mut decided = Decided::default();
             let through =
@@ -200,13 +201,13 @@ impl Reader {
     }
 }
 
-/// Whether a packet meets a base chain: the table is of the layer's or the packet's family, and a
+/// Whether a packet meets a base chain: the table is of the hook's or the packet's family, and a
 /// nat chain is skipped if an address was already translated at this hook.
-fn meets(packet: &ReadPacket, layer: Layer, table: &Table, hook: &str, nat: bool) -> bool {
-    let families = match (layer, packet.destination) {
-        (Layer::Bridge, _) => ["bridge", "bridge"],
-        (Layer::Ip, IpAddr::V4(_)) => ["ip", "inet"],
-        (Layer::Ip, IpAddr::V6(_)) => ["ip6", "inet"],
+fn meets(packet: &ReadPacket, family: HookFamily, table: &Table, hook: &str, nat: bool) -> bool {
+    let families = match (family, packet.destination) {
+        (HookFamily::Bridge, _) => ["bridge", "bridge"],
+        (HookFamily::Inet, IpAddr::V4(_)) => ["ip", "inet"],
+        (HookFamily::Inet, IpAddr::V6(_)) => ["ip6", "inet"],
     };
     let settled = if hook == "postrouting" { packet.masqueraded } else { packet.translated };
     families.contains(&&*table.family) && !(nat && settled)

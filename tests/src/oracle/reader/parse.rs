@@ -207,7 +207,7 @@ fn base(words: &mut Cursor) -> Result<Base> {
     ensure!(hooks.contains(&&*hook), "the hook {hook} is not known");
     words.expect("priority")?;
     let priority = words.text()?.parse().context("a priority that is a number")?;
-    ensure!(words.next() == Some(Token::ReadEnd), "a priority ends");
+    ensure!(words.next() == Some(Token::LineEnd), "a priority ends");
     words.expect("policy")?;
     words.expect("accept")?;
     Ok(Base { nat, hook, priority })

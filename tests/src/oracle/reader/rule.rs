@@ -242,8 +242,8 @@ impl RuleReader<'_> {
                 let version = self.version(&words.text()?)?;
                 words.expect("saddr")?;
                 match direction {
-                    "original" => Field::OriginalSource(version),
-                    _ => Field::AnswerSource(version),
+                    "original" => Field::CtOriginalSource(version),
+                    _ => Field::CtReplySource(version),
                 }
             }
             (version, "saddr") => Field::Source(self.version(version)?),

@@ -161,9 +161,9 @@ pub enum Field {
     ConntrackStatus,
     ConntrackMark,
     /// The source of the connection's first packet.
-    OriginalSource(Version),
+    CtOriginalSource(Version),
     /// The source of the connection's replies.
-    AnswerSource(Version),
+    CtReplySource(Version),
     /// What `fib` says of the destination: its type on this node.
     DestinationType,
 }
@@ -182,8 +182,8 @@ impl Field {
         match self {
             Self::Source(version)
             | Self::Destination(version)
-            | Self::OriginalSource(version)
-            | Self::AnswerSource(version) => match version {
+            | Self::CtOriginalSource(version)
+            | Self::CtReplySource(version) => match version {
                 Version::V4 => NftType::Ipv4,
                 Version::V6 => NftType::Ipv6,
             },

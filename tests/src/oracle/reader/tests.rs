@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Arrival, Layer, PacketType, ReadFate, ReadPacket, Reader, Stop};
+use super::{Arrival, HookFamily, HookVisit, PacketType, ReadFate, ReadPacket, Reader};
 
 const RULES: &str = r#"
 table ip t {
@@ -214,19 +214,24 @@ table bridge t {
 "#;
 
 /// Whether a packet from `from` passes the forward hook.
-fn passes(layer: Layer, from: &str, change: impl FnOnce(ReadPacket) -> ReadPacket) -> Result<bool> {
+fn passes(
+    family: HookFamily,
+    from: &str,
+    change: impl FnOnce(ReadPacket) -> ReadPacket,
+) -> Result<bool> {
     let from: std::net::IpAddr = from.parse()?;
     let to = if from.is_ipv4() { "10.1.0.1:80" } else { "[fd00::1]:80" };
     let packet = change(ReadPacket::new(from, to.parse()?, 6));
     let output = packet.output.clone().or(Some("veth1".to_owned()));
-    let stop = Stop { layer, hook: "forward", input: "veth0".to_owned(), output };
+    let stop = HookVisit { family, hook: "forward", input: "veth0".to_owned(), output };
     Reader::new(FIREWALL, &[])?.passes(&packet, &[stop])
 }
 
 #[test]
 fn a_firewalls_rules_are_read_as_nftables_would() -> Result<()> {
-    let ip =
-        |from: &str, change: fn(ReadPacket) -> ReadPacket| passes(Layer::Ip, from, change).unwrap();
+    let ip = |from: &str, change: fn(ReadPacket) -> ReadPacket| {
+        passes(HookFamily::Inet, from, change).unwrap()
+    };
     let as_it_is = |packet| packet;
     let icmpv6 = |icmpv6_type| {
         move |packet| ReadPacket { protocol: 58, icmpv6_type: Some(icmpv6_type), ..packet }
@@ -247,15 +252,15 @@ fn a_firewalls_rules_are_read_as_nftables_would() -> Result<()> {
         !ip("10.7.0.1", |packet| ReadPacket { protocol: 1, ..packet }),
         "and back to the next rule"
     );
-    assert!(passes(Layer::Ip, "fd00::9", icmpv6(135))?);
-    assert!(!passes(Layer::Ip, "fd00::9", icmpv6(138))?);
-    assert!(!passes(Layer::Ip, "fd00::9", |packet| ReadPacket {
+    assert!(passes(HookFamily::Inet, "fd00::9", icmpv6(135))?);
+    assert!(!passes(HookFamily::Inet, "fd00::9", icmpv6(138))?);
+    assert!(!passes(HookFamily::Inet, "fd00::9", |packet| ReadPacket {
         icmpv6_type: Some(135),
         ..packet
     })?);
-    assert!(passes(Layer::Ip, "fe80::9", icmpv6(138))?);
+    assert!(passes(HookFamily::Inet, "fe80::9", icmpv6(138))?);
     let frame = |from: &str, kind| {
-        passes(Layer::Bridge, from, |packet| ReadPacket { packet_type: Some(kind), ..packet })
+        passes(HookFamily::Bridge, from, |packet| ReadPacket { packet_type: Some(kind), ..packet })
             .unwrap()
     };
     assert!(!frame("fd00::9", PacketType::Multicast) && frame("fd00::9", PacketType::Other));
@@ -285,14 +290,14 @@ fn a_firewalls_rules_are_an_error_where_they_are_not_known() {
     }
     let unknown = FIREWALL.replacen("\t\tmeta priority set none\n", "", 1);
     let packet = ReadPacket::new([10, 0, 0, 9].into(), "10.1.0.1:80".parse().unwrap(), 6);
-    let stop = || Stop {
-        layer: Layer::Ip,
+    let stop = || HookVisit {
+        family: HookFamily::Inet,
         hook: "forward",
         input: "veth0".to_owned(),
         output: Some("veth1".to_owned()),
     };
     let left = Reader::new(&unknown, &[]).unwrap().passes(&packet, &[stop()]);
     assert!(left.is_err(), "a packet that does not leave as it came");
-    let nowhere = Stop { output: None, ..stop() };
+    let nowhere = HookVisit { output: None, ..stop() };
     assert!(Reader::new(FIREWALL, &[]).unwrap().passes(&packet, &[nowhere]).is_err());
 }

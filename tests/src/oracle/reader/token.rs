@@ -7,7 +7,7 @@ pub enum Token {
     Word(String),
     Quoted(String),
     /// A line's end, or a semicolon.
-    ReadEnd,
+    LineEnd,
 }
 
 /// The words of a text. A comma or semicolon at a word's end is a word of its own; a colon is a
@@ -35,7 +35,7 @@ pub fn tokens(text: &str) -> Result<Vec<Token>> {
             }
             .trim_start();
         }
-        found.push(Token::ReadEnd);
+        found.push(Token::LineEnd);
     }
     Ok(found)
 }
@@ -47,7 +47,7 @@ fn push(word: &str, found: &mut Vec<Token>) {
         found.push(Token::Word(word.to_owned()));
     }
     match last {
-        Some(';') => found.push(Token::ReadEnd),
+        Some(';') => found.push(Token::LineEnd),
         Some(comma) => found.push(Token::Word(comma.to_string())),
         None => {}
     }
@@ -95,13 +95,13 @@ impl Cursor {
     }
 
     pub fn skip_ends(&mut self) {
-        while self.peek() == Some(&Token::ReadEnd) {
+        while self.peek() == Some(&Token::LineEnd) {
             self.at += 1;
         }
     }
 
     pub fn is_end(&self) -> bool {
-        matches!(self.peek(), None | Some(Token::ReadEnd))
+        matches!(self.peek(), None | Some(Token::LineEnd))
     }
 
     /// The words around here, for errors.
@@ -110,7 +110,7 @@ impl Cursor {
         let words = self.tokens[from..].iter().take(14).map(|token| match token {
             Token::Word(word) => word.clone(),
             Token::Quoted(word) => format!("{word:?}"),
-            Token::ReadEnd => "⏎".to_owned(),
+            Token::LineEnd => "⏎".to_owned(),
         });
         format!("near: {}", words.collect::<Vec<_>>().join(" "))
     }

@@ -278,7 +278,7 @@ impl Walk<'_> {
                 Atom::Number(ether.iter().fold(0, |whole, byte| whole << 8 | u128::from(*byte)))
             }
             Field::EtherDestination => Atom::Number(SOMEBODY),
-            Field::OriginalSource(_) | Field::AnswerSource(_) => {
+            Field::CtOriginalSource(_) | Field::CtReplySource(_) => {
                 bail!("whose connection it is about is not known here")
             }
             Field::Icmpv6Type => {

@@ -16,10 +16,10 @@ use hyper::{Method, Request, Response};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use super::behaviour::{ReceivedRequest, ServerBehaviour, query_of};
 use super::change;
 use super::exec;
 use super::kinds::{PathTarget, RESOURCES, Resource};
-use super::manners::{Manners, ReceivedRequest, query_of};
 use super::select::Selector;
 use super::server::Shared;
 use super::store::Stored;
@@ -38,7 +38,7 @@ pub(super) async fn answer(
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: query_of(request.uri().query().unwrap_or_default()),
-        protobuf: header(&request, "accept").starts_with(PROTOBUF) && !shared.manners().only_json,
+        protobuf: header(&request, "accept").starts_with(PROTOBUF) && !shared.behaviour().only_json,
         user_agent: header(&request, "user-agent").to_owned(),
         metadata_only: header(&request, "accept").contains("as=PartialObjectMetadataList"),
         gzip: header(&request, "accept-encoding").contains("gzip"),
@@ -53,7 +53,7 @@ pub(super) async fn answer(
         (None, None) => encoded(&received, answer_to(&shared, &received, request).await).await,
         (Some(fault), _) => encoded(&received, fault).await,
     };
-    response.headers_mut().insert("date", date(shared.manners().clock_ahead));
+    response.headers_mut().insert("date", date(shared.behaviour().clock_ahead));
     shared.answered(number, response.status().as_u16());
     response
 }
@@ -92,39 +92,39 @@ fn too_many(seconds: u64) -> Response<Body> {
         .expect("a status and headers that exist")
 }
 
-/// The answer that the server's manners give in place of the right one, if any.
+/// The answer that the server's behaviour gives in place of the right one, if any.
 async fn fault(
     shared: &Arc<Shared>,
     received: &ReceivedRequest,
     token: Option<&str>,
 ) -> Option<Response<Body>> {
-    let manners = shared.manners();
+    let behaviour = shared.behaviour();
     let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
-    if !manners.tokens.is_empty() && !manners.tokens.iter().any(|known| known == token.trim()) {
+    if !behaviour.tokens.is_empty() && !behaviour.tokens.iter().any(|known| known == token.trim()) {
         return Some(failure(401, "Unauthorized", "Unauthorized"));
     }
     let plural = PathTarget::parse(&received.path)?.resource.plural;
-    while shared.manners().silent_paths.contains(&received.path) {
+    while shared.behaviour().silent_paths.contains(&received.path) {
         sleep(Duration::from_millis(20)).await;
     }
-    if manners.garbled_paths.contains(&received.path) {
+    if behaviour.garbled_paths.contains(&received.path) {
         return Some(json_answer(200, "<html>Welcome</html>".into()));
     }
-    if let Some(refusal) = refused(&manners, plural).await {
+    if let Some(refusal) = refused(&behaviour, plural).await {
         return Some(refusal);
     }
-    if let Some((_, seconds)) = manners.too_many.filter(|(of, _)| *of == plural) {
+    if let Some((_, seconds)) = behaviour.too_many.filter(|(of, _)| *of == plural) {
         return Some(too_many(seconds));
     }
-    if manners.forbidden.contains(&plural) || manners.forbidden_paths.contains(&received.path) {
+    if behaviour.forbidden.contains(&plural) || behaviour.forbidden_paths.contains(&received.path) {
         let message =
             format!("{plural} is forbidden: User \"denizen\" cannot list resource \"{plural}\"");
         return Some(failure(403, "Forbidden", &message));
     }
-    if received.is_watch() && manners.forgets {
+    if received.is_watch() && behaviour.forgets {
         return Some(json_answer(410, expired().to_string().into()));
     }
-    if received.is_watch() && manners.oversized.contains(&plural) {
+    if received.is_watch() && behaviour.oversized.contains(&plural) {
         return Some(oversized(received));
     }
     None
@@ -145,19 +145,19 @@ async fn answer_to(
     received: &ReceivedRequest,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let manners = shared.manners();
+    let behaviour = shared.behaviour();
     if received.path == REVIEWS {
-        return match refused(&manners, "selfsubjectaccessreviews").await {
+        return match refused(&behaviour, "selfsubjectaccessreviews").await {
             Some(refusal) => refusal,
-            None => review(&manners, request).await,
+            None => review(&behaviour, request).await,
         };
     }
     if let Some((namespace, pod, subresource)) = exec::subresource(&received.path) {
         let (resource, verbs) = match subresource {
-            "exec" => ("pods/exec", manners.exec_verbs()),
+            "exec" => ("pods/exec", behaviour.exec_verbs()),
             _ => ("pods/log", &["get"][..]),
         };
-        if let Some(verb) = verbs.iter().find(|verb| manners.forbids(verb, resource)) {
+        if let Some(verb) = verbs.iter().find(|verb| behaviour.forbids(verb, resource)) {
             let who = "User \"denizen\"";
             let message =
                 format!("pods {pod:?} is forbidden: {who} cannot {verb} resource {resource:?}");
@@ -169,7 +169,7 @@ async fn answer_to(
         };
     }
     let Some(target) = PathTarget::parse(&received.path) else {
-        return discovery(&received.path, &manners);
+        return discovery(&received.path, &behaviour);
     };
     match (request.method(), &target.name) {
         (&Method::GET, Some(name)) => {
@@ -194,15 +194,15 @@ async fn answer_to(
 
 /// The answer to every request for a resource that the server does not serve, or serves badly;
 /// `None` for other resources.
-async fn refused(manners: &Manners, plural: &str) -> Option<Response<Body>> {
-    if manners.silent.contains(&plural) {
+async fn refused(behaviour: &ServerBehaviour, plural: &str) -> Option<Response<Body>> {
+    if behaviour.silent.contains(&plural) {
         std::future::pending::<()>().await;
     }
-    if manners.garbled.contains(&plural) {
+    if behaviour.garbled.contains(&plural) {
         return Some(json_answer(200, "<html>Welcome</html>".into()));
     }
     let message = "the server could not find the requested resource";
-    let is_unserved = plural == TIERS && !manners.tiers || manners.unserved.contains(&plural);
+    let is_unserved = plural == TIERS && !behaviour.tiers || behaviour.unserved.contains(&plural);
     is_unserved.then(|| failure(404, "NotFound", message))
 }
 
@@ -215,7 +215,7 @@ fn date(ahead: i64) -> HeaderValue {
 }
 
 /// Whether the client may do what it asks about.
-async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body> {
+async fn review(behaviour: &ServerBehaviour, request: Request<Incoming>) -> Response<Body> {
     let Ok(body) = request.into_body().collect().await else {
         return failure(400, "BadRequest", "half a body");
     };
@@ -227,7 +227,7 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
         None => resource.to_owned(),
     });
     let verb = of("verb").unwrap_or_default();
-    let allowed = resource.is_some_and(|resource| !manners.forbids(verb, &resource));
+    let allowed = resource.is_some_and(|resource| !behaviour.forbids(verb, &resource));
     review["status"] = json!({ "allowed": allowed });
     json_answer(201, review.to_string().into())
 }
@@ -235,12 +235,12 @@ async fn review(manners: &Manners, request: Request<Incoming>) -> Response<Body>
 fn selector(
     received: &ReceivedRequest,
     target: &PathTarget,
-    manners: &Manners,
+    behaviour: &ServerBehaviour,
 ) -> Result<Selector, String> {
     let (labels, fields) =
         (received.parameter("labelSelector"), received.parameter("fieldSelector"));
     if let Some(fields) =
-        fields.filter(|selector| manners.refuses_fields && !selector.starts_with("metadata."))
+        fields.filter(|selector| behaviour.refuses_fields && !selector.starts_with("metadata."))
     {
         let known = "only \"metadata.name\", \"metadata.namespace\"";
         return Err(format!("{fields:?} is not a known field selector: {known}"));
@@ -249,14 +249,14 @@ fn selector(
 }
 
 fn watch(shared: &Arc<Shared>, received: &ReceivedRequest, target: PathTarget) -> Response<Body> {
-    let manners = shared.manners();
-    let selector = match selector(received, &target, &manners) {
+    let behaviour = shared.behaviour();
+    let selector = match selector(received, &target, &behaviour) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
     let initial = received.is_stream();
     if initial
-        && (manners.refuses_streams
+        && (behaviour.refuses_streams
             || received.parameter("resourceVersionMatch") != Some("NotOlderThan"))
     {
         let message = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch \
@@ -269,7 +269,7 @@ fn watch(shared: &Arc<Shared>, received: &ReceivedRequest, target: PathTarget) -
         (false, Ok(since)) => Some(since),
         (false, Err(_)) => return failure(400, "BadRequest", "invalid resource version"),
     };
-    let (pipe, body) = Pipe::new(manners);
+    let (pipe, body) = Pipe::new(behaviour);
     let protobuf = received.protobuf && protobuf::has(target.resource.kind);
     let scope = WatchScope {
         protobuf,
@@ -291,8 +291,8 @@ fn watch(shared: &Arc<Shared>, received: &ReceivedRequest, target: PathTarget) -
 
 /// A page of a list: all pages show the objects as they were for the first page.
 fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -> Response<Body> {
-    let manners = shared.manners();
-    let selector = match selector(received, target, &manners) {
+    let behaviour = shared.behaviour();
+    let selector = match selector(received, target, &behaviour) {
         Ok(selector) => selector,
         Err(error) => return failure(400, "BadRequest", &error),
     };
@@ -307,7 +307,7 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     }
     let limit =
         received.parameter("limit").and_then(|text| text.parse().ok()).unwrap_or(usize::MAX);
-    let limit = limit.min(manners.page).max(1);
+    let limit = limit.min(behaviour.page).max(1);
     let (objects, version, from) =
         match received.parameter("continue").and_then(|token| token.split_once('.')) {
             None => {
@@ -316,7 +316,7 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
             }
             Some((version, from)) => {
                 let version: u64 = version.parse().unwrap_or_default();
-                let lost = shared.take(|manners| &mut manners.loses_pages);
+                let lost = shared.take(|behaviour| &mut behaviour.loses_pages);
                 match shared.store.kept(target.resource, version).filter(|_| !lost) {
                     Some(objects) => (objects, version, from.parse().unwrap_or_default()),
                     None => return json_answer(410, expired().to_string().into()),
@@ -340,9 +340,9 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
     if to < objects.len() {
         shared.store.keep(target.resource, version, objects);
     }
-    let breaks = shared.take(|manners| &mut manners.breaks_lists);
-    let damages = manners.damages_lists;
-    let (pipe, body) = Pipe::new(manners);
+    let breaks = shared.take(|behaviour| &mut behaviour.breaks_lists);
+    let damages = behaviour.damages_lists;
+    let (pipe, body) = Pipe::new(behaviour);
     let mut response = response_of(if in_protobuf { PROTOBUF } else { JSON }, 200, body);
     let text = if received.gzip && text.len() > COMPRESSED_ABOVE {
         response.headers_mut().insert("content-encoding", HeaderValue::from_static("gzip"));
@@ -391,8 +391,8 @@ impl ListPage<'_> {
         });
         let item = |object: &Arc<Stored>| {
             let fields = object.value.as_object().into_iter().flatten();
-            let said = fields.filter(|(name, _)| !["kind", "apiVersion"].contains(&&***name));
-            serde_json::to_string(&said.collect::<BTreeMap<_, _>>()).expect("plain data")
+            let selected = fields.filter(|(name, _)| !["kind", "apiVersion"].contains(&&***name));
+            serde_json::to_string(&selected.collect::<BTreeMap<_, _>>()).expect("plain data")
         };
         let items: Vec<String> = self.objects.iter().map(item).collect();
         let metadata =
@@ -407,19 +407,19 @@ const TIERS: &str = "clusternetworkpolicies";
 const TIERS_GROUP: &str = "/apis/policy.networking.k8s.io";
 
 /// The discovery that kubectl asks for before anything else.
-fn discovery(path: &str, manners: &Manners) -> Response<Body> {
+fn discovery(path: &str, behaviour: &ServerBehaviour) -> Response<Body> {
     let groups: BTreeMap<&str, &str> = RESOURCES
         .iter()
         .filter(|resource| resource.plural != TIERS)
         .filter_map(|resource| Some((resource.version.split_once('/')?.0, resource.version)))
         .collect();
-    if path.contains("policy.networking.k8s.io") && !manners.tiers {
+    if path.contains("policy.networking.k8s.io") && !behaviour.tiers {
         return failure(404, "NotFound", &format!("there is no {path}"));
     }
     let found = match path {
         TIERS_GROUP => json!({ "kind": "APIGroup", "versions": [{ "version": "v1alpha2" }] }),
         _ if path.contains("/customresourcedefinitions/") => json!({}),
-        "/version" => json!({ "major": "1", "minor": "33", "gitVersion": manners.release }),
+        "/version" => json!({ "major": "1", "minor": "33", "gitVersion": behaviour.release }),
         "/api" => json!({ "kind": "APIVersions", "versions": ["v1"] }),
         "/apis" => {
             let group = |(name, version): (&&str, &&str)| {

@@ -29,7 +29,7 @@ const OWN: [Outcome; 1] = [Outcome::Unreachable];
 const REAL: [Outcome; 2] = [Outcome::Unreachable, Outcome::Dropped];
 
 /// How long anything may take.
-pub const BOUND: Duration = Duration::from_secs(90);
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The only port of [`ApiContext::put_web`].
 pub const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
@@ -142,7 +142,7 @@ impl<A: Api> ApiContext<A> {
     pub fn until(&self, number: u8, what: &str, now: impl Fn(&Outcome) -> bool) -> Result<()> {
         for address in service_ips(number) {
             let to = SocketAddr::new(address, 80);
-            observed(what, BOUND, || self.fixture.ask(Host::Bridged, to, Protocol::Tcp), &now)
+            observed(what, TIMEOUT, || self.fixture.probe(Host::Bridged, to, Protocol::Tcp), &now)
                 .with_context(|| to.to_string())?;
         }
         Ok(())
@@ -208,7 +208,7 @@ pub fn until_no_error(agent: &Agent) -> Result<()> {
 fn until_errors(agent: &Agent, what: &str, now: impl Fn(&[Value]) -> bool) -> Result<()> {
     // An agent that was just started may not listen yet.
     let errors = || Ok(agent.status().map(|mut status| status["errors"].take()));
-    observed(what, BOUND, errors, |errors| {
+    observed(what, TIMEOUT, errors, |errors| {
         errors.as_ref().is_ok_and(|errors| errors.as_array().is_some_and(|all| now(all)))
     })
     .map(drop)

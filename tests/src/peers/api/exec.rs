@@ -119,12 +119,12 @@ pub(super) fn exec(
     };
     let accept = derive_accept_key(header("sec-websocket-key").as_bytes());
     let offered: Vec<&str> = header("sec-websocket-protocol").split(", ").collect();
-    let protocol = shared.manners().exec_protocol;
+    let protocol = shared.behaviour().exec_protocol;
     if !offered.contains(&protocol) {
         return failure(403, "Forbidden", "unable to upgrade: no protocol in common");
     }
     let query = request.uri().query().unwrap_or_default();
-    let all = super::manners::pairs_of(query);
+    let all = super::behaviour::pairs_of(query);
     let values = |name: &str| {
         all.iter()
             .filter(|(key, _)| key == name)

@@ -47,7 +47,7 @@ pub const RESOURCES: [Resource; 10] = [
         kind: "ServiceCIDR",
         namespaced: false,
     },
-    // Served only if the server's manners say so.
+    // Served only if the server's behaviour says so.
     Resource {
         version: "policy.networking.k8s.io/v1alpha2",
         plural: "clusternetworkpolicies",

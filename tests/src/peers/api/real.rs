@@ -13,8 +13,8 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::behaviour::query_of;
 use super::kinds::path_of;
-use super::manners::query_of;
 use super::tls::Authority;
 use super::upstream::Upstream;
 use super::{Api, ReceivedRequest};
@@ -23,7 +23,7 @@ use crate::eventually::observed;
 use crate::node::netns::{Netns, checked};
 
 /// A real server takes some ten seconds until it is ready.
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The token of the client that puts objects.
 const ADMIN: &str = "the-admins-token";
@@ -170,7 +170,7 @@ impl RealServer {
             }
             Ok(made)
         };
-        let ready = observed("ready", PATIENCE, made, Result::is_ok);
+        let ready = observed("ready", START_TIMEOUT, made, Result::is_ok);
         (self.etcd, self.server) = (etcd, server);
         ready.with_context(|| fs::read_to_string(&log).unwrap_or_default())?.map(drop)
     }
@@ -371,7 +371,7 @@ impl Api for RealServer {
         let name = definition["metadata"]["name"].as_str().unwrap_or_default();
         self.ask(&ApiRequest::put(&format!("{path}/{name}"), &definition))?;
         let served = [ApiRequest { method: "GET", path: CLUSTER_POLICIES.to_owned(), body: None }];
-        observed("served", PATIENCE, || Ok(self.ask(&served)), Result::is_ok)?.map(drop)
+        observed("served", START_TIMEOUT, || Ok(self.ask(&served)), Result::is_ok)?.map(drop)
     }
 
     fn forbid_all(&self) -> Result<()> {

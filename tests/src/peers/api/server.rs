@@ -20,9 +20,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Api;
 use super::answer::answer;
+use super::behaviour::{CutPoint, ReceivedRequest, ServerBehaviour};
 use super::exec::Executor;
 use super::kinds::{RESOURCES, Resource};
-use super::manners::{CutPoint, Manners, ReceivedRequest};
 use super::real::{AGENTS_TOKEN, RealServer};
 use super::store::Store;
 use super::tls::{Authority, replace};
@@ -39,9 +39,9 @@ const STREAMS: u32 = 100;
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) store: Store,
-    /// The real server behind this one: it answers unless the manners prescribe a fault.
+    /// The real server behind this one: it answers unless `behaviour` prescribes a fault.
     pub(super) upstream: Option<Upstream>,
-    manners: Mutex<Manners>,
+    behaviour: Mutex<ServerBehaviour>,
     requests: Mutex<Vec<ReceivedRequest>>,
     executor: Mutex<Option<Executor>>,
     executions: Arc<Executions>,
@@ -85,14 +85,14 @@ impl Shared {
         RunningCommand(self.executions.clone())
     }
 
-    pub(super) fn manners(&self) -> Manners {
-        self.manners.lock().expect("nobody panics with it").clone()
+    pub(super) fn behaviour(&self) -> ServerBehaviour {
+        self.behaviour.lock().expect("nobody panics with it").clone()
     }
 
     /// Takes one from a number of faults that are left to do; returns whether one was left.
-    pub(super) fn take(&self, which: impl FnOnce(&mut Manners) -> &mut usize) -> bool {
-        let mut manners = self.manners.lock().expect("nobody panics with it");
-        let left = which(&mut manners);
+    pub(super) fn take(&self, which: impl FnOnce(&mut ServerBehaviour) -> &mut usize) -> bool {
+        let mut behaviour = self.behaviour.lock().expect("nobody panics with it");
+        let left = which(&mut behaviour);
         let any = *left > 0;
         *left -= usize::from(any);
         any
@@ -138,7 +138,7 @@ impl ApiServer {
     }
 
     /// Starts a server in front of a real one in the same namespace. The real server has the
-    /// objects, and answers everything for which the manners prescribe no fault, byte for byte.
+    /// objects, and answers everything for which `behaviour` prescribes no fault, byte for byte.
     pub fn in_front_of(
         real: RealServer,
         netns: &Netns,
@@ -159,8 +159,8 @@ impl ApiServer {
         authority.write_kubeconfig(folder, &format!("https://{address}"), token)?;
         let upstream = real.as_ref().map(RealServer::upstream).transpose()?;
         // A real server decides by itself whether it serves ClusterNetworkPolicies.
-        let manners = Manners { tiers: real.is_some(), ..Manners::default() };
-        let shared = Shared { upstream, manners: manners.into(), ..Shared::default() };
+        let behaviour = ServerBehaviour { tiers: real.is_some(), ..ServerBehaviour::default() };
+        let shared = Shared { upstream, behaviour: behaviour.into(), ..Shared::default() };
         let mut server = Self {
             shared: Arc::new(shared),
             address,
@@ -207,9 +207,9 @@ impl ApiServer {
         }
     }
 
-    /// Changes the server's manners.
-    pub fn behave(&self, change: impl FnOnce(&mut Manners)) {
-        change(&mut self.shared.manners.lock().expect("nobody panics with it"));
+    /// Changes the server's behaviour.
+    pub fn behave(&self, change: impl FnOnce(&mut ServerBehaviour)) {
+        change(&mut self.shared.behaviour.lock().expect("nobody panics with it"));
     }
 
     /// Decides what commands in containers do, from now on.
@@ -343,7 +343,7 @@ impl Api for ApiServer {
     }
 
     fn has_protobuf(&self) -> bool {
-        !self.shared.manners().only_json
+        !self.shared.behaviour().only_json
     }
 
     fn agent_requests(&self) -> Result<Vec<ReceivedRequest>> {
@@ -351,13 +351,13 @@ impl Api for ApiServer {
     }
 
     fn define_tiers(&self) -> Result<()> {
-        self.behave(|manners| manners.tiers = true);
+        self.behave(|behaviour| behaviour.tiers = true);
         self.real.as_ref().map_or(Ok(()), Api::define_tiers)
     }
 
     fn forbid_all(&self) -> Result<()> {
         let all = RESOURCES.map(|resource| resource.plural);
-        self.behave(|manners| manners.forbidden = all.into());
+        self.behave(|behaviour| behaviour.forbidden = all.into());
         Ok(())
     }
 
@@ -400,7 +400,7 @@ async fn accept(listener: TcpListener, tls: Acceptors, shared: Arc<Shared>) -> R
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
-        let tls = if shared.manners().only_http1 { &tls.http1 } else { &tls.both };
+        let tls = if shared.behaviour().only_http1 { &tls.http1 } else { &tls.both };
         let (tls, shared) = (tls.clone(), shared.clone());
         tokio::spawn(async move {
             // A client that does not trust the certificate ends the handshake.

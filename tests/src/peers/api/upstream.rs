@@ -18,8 +18,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 
 use super::answer::{PROTOBUF, failure};
+use super::behaviour::{CutPoint, ReceivedRequest};
 use super::kinds::PathTarget;
-use super::manners::{CutPoint, ReceivedRequest};
 use super::server::Shared;
 use super::watch::{Body, EventPipe, Pipe, ReaderGone};
 
@@ -42,8 +42,8 @@ impl Upstream {
         received: &ReceivedRequest,
         mut request: Request<Incoming>,
     ) -> Response<Body> {
-        let manners = shared.manners();
-        if manners.only_json {
+        let behaviour = shared.behaviour();
+        if behaviour.only_json {
             request.headers_mut().insert(ACCEPT, HeaderValue::from_static("application/json"));
         }
         let answer = match self.ask(request).await {
@@ -52,12 +52,12 @@ impl Upstream {
         };
         let (head, answered) = answer.into_parts();
         let is_list = || PathTarget::parse(&received.path).is_some_and(|path| path.name.is_none());
-        let has_manners = head.status.is_success() && received.method == "GET" && is_list();
-        if !has_manners {
+        let is_affected = head.status.is_success() && received.method == "GET" && is_list();
+        if !is_affected {
             let body = answered.map_err(std::io::Error::other).boxed_unsync();
             return Response::from_parts(head, body);
         }
-        let (pipe, body) = Pipe::new(manners);
+        let (pipe, body) = Pipe::new(behaviour);
         if received.is_watch() {
             let content_type = head.headers.get(CONTENT_TYPE).and_then(|text| text.to_str().ok());
             let protobuf = content_type.is_some_and(|text| text.starts_with(PROTOBUF));
@@ -65,7 +65,7 @@ impl Upstream {
                 events: EventPipe::new(pipe, protobuf),
                 cut: shared.cut.subscribe(),
                 expire: shared.expire.subscribe(),
-                lasts: shared.manners().watches_last,
+                lasts: shared.behaviour().watches_last,
             };
             tokio::spawn(relay.run(answered));
         } else {
@@ -73,7 +73,7 @@ impl Upstream {
                 Ok(list) => list.to_bytes(),
                 Err(error) => return failure(502, "BadGateway", &error.to_string()),
             };
-            let breaks = shared.take(|manners| &mut manners.breaks_lists);
+            let breaks = shared.take(|behaviour| &mut behaviour.breaks_lists);
             tokio::spawn(pipe.list(list, breaks));
         }
         Response::from_parts(head, body)

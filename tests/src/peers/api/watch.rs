@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
+use super::behaviour::{CutPoint, ServerBehaviour};
 use super::kinds::Resource;
-use super::manners::{CutPoint, Manners};
 use super::select::Selector;
 use super::server::Shared;
 use super::store::Stored;
@@ -30,22 +30,22 @@ pub(super) struct ReaderGone;
 #[derive(Debug)]
 pub(super) struct Pipe {
     sender: mpsc::Sender<Result<Frame<Bytes>, io::Error>>,
-    manners: Manners,
+    behaviour: ServerBehaviour,
 }
 
 impl Pipe {
     /// A pipe, and the body that reads from it.
-    pub(super) fn new(manners: Manners) -> (Self, Body) {
+    pub(super) fn new(behaviour: ServerBehaviour) -> (Self, Body) {
         let (sender, receiver) = mpsc::channel(64);
         let pieces = stream::unfold(receiver, |mut receiver| async {
             receiver.recv().await.map(|piece| (piece, receiver))
         });
-        (Self { sender, manners }, StreamBody::new(pieces).boxed_unsync())
+        (Self { sender, behaviour }, StreamBody::new(pieces).boxed_unsync())
     }
 
-    /// Sends a whole list, or as much of it as the server's manners permit.
+    /// Sends a whole list, or as much of it as the server's behaviour permits.
     pub(super) async fn list(self, text: Bytes, breaks: bool) {
-        if self.manners.never_ends_lists {
+        if self.behaviour.never_ends_lists {
             let _ = self.write(text.slice(..text.len() / 2)).await;
             sleep(std::time::Duration::from_secs(3600)).await;
         } else if breaks {
@@ -57,7 +57,7 @@ impl Pipe {
 
     /// Sends these bytes, at the server's configured pace.
     pub(super) async fn write(&self, bytes: Bytes) -> Result<(), ReaderGone> {
-        let Some((size, pause)) = self.manners.slow else {
+        let Some((size, pause)) = self.behaviour.slow else {
             return self.send(Ok(Frame::data(bytes))).await;
         };
         for piece in bytes.chunks(size) {
@@ -130,14 +130,14 @@ impl Watch {
             Some(since) => since,
             None => self.initial().await?,
         };
-        let manners = self.events.pipe.manners.clone();
+        let behaviour = self.events.pipe.behaviour.clone();
         let longest = std::time::Duration::from_secs(self.scope.seconds);
-        let end = Instant::now() + manners.watches_last.min(longest);
-        let mut bookmark = interval_at(Instant::now() + manners.bookmarks, manners.bookmarks);
+        let end = Instant::now() + behaviour.watches_last.min(longest);
+        let mut bookmark = interval_at(Instant::now() + behaviour.bookmarks, behaviour.bookmarks);
         loop {
             versions.borrow_and_update();
             let WatchScope { resource, selector, .. } = &self.scope;
-            if !self.shared.manners().late.contains(&resource.plural) {
+            if !self.shared.behaviour().late.contains(&resource.plural) {
                 let Ok((events, until)) = self.shared.store.events(*resource, selector, since)
                 else {
                     return self.events.expired().await;
@@ -166,7 +166,7 @@ impl Watch {
     async fn initial(&mut self) -> Result<u64, ReaderGone> {
         let WatchScope { resource, selector, .. } = &self.scope;
         let (objects, version) = self.shared.store.list(*resource, selector);
-        let breaks = self.shared.take(|manners| &mut manners.breaks_lists);
+        let breaks = self.shared.take(|behaviour| &mut behaviour.breaks_lists);
         let half = objects.len() / 2;
         for (n, object) in objects.into_iter().enumerate() {
             if breaks && n >= half {
@@ -174,7 +174,7 @@ impl Watch {
             }
             self.object("ADDED", &object).await?;
         }
-        if !self.events.pipe.manners.never_ends_lists {
+        if !self.events.pipe.behaviour.never_ends_lists {
             self.bookmark(version, true).await?;
         }
         Ok(version)
@@ -227,10 +227,10 @@ impl EventPipe {
         (bytes.len() >= length).then_some(length)
     }
 
-    /// Sends an event unchanged; before it, garbage if the manners say so.
+    /// Sends an event unchanged; before it, garbage if the server's behaviour says so.
     pub(super) async fn event(&mut self, event: Bytes) -> Result<(), ReaderGone> {
         self.sent += 1;
-        if self.pipe.manners.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
+        if self.pipe.behaviour.garbage_every.is_some_and(|every| self.sent.is_multiple_of(every)) {
             let garbage: &[u8] =
                 if self.protobuf { b"\0\0\0\x09}garbage{" } else { b"}no JSON{\n" };
             self.pipe.write(Bytes::from_static(garbage)).await?;

@@ -43,7 +43,7 @@ const READ_ONLY: [&str; 5] =
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// How long an init container may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs DaemonSets' pods on a node with containerd.
 #[derive(Debug)]
@@ -289,7 +289,7 @@ impl DaemonPod {
     fn wait_ended(&self, container: &str) -> Result<()> {
         let id = self.id(container)?;
         let has_ended = |status: &ContainerStatus| status.state == ContainerState::Exited as i32;
-        let status = observed("ended", PATIENCE, || self.cri.container(id), has_ended)
+        let status = observed("ended", TIMEOUT, || self.cri.container(id), has_ended)
             .with_context(|| format!("{container}:\n{}", self.log(container)))?;
         ensure!(status.exit_code == 0, "{container} failed:\n{}", self.log(container));
         Ok(())

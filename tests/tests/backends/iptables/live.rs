@@ -21,7 +21,7 @@ use denizen_tests::{for_each_variant, test_length};
 use serde_json::json;
 
 /// The backend looks every ten seconds; what has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct LiveContext {
     fixture: Fixture,
@@ -78,7 +78,7 @@ fn changes_are_repaired(label: &str, variant: Variant) -> Result<()> {
     ensure!(sets.lines().count() == 4, "two pods of two families: {sets}");
     let mut streams = context.lasting()?;
     let repaired = |count: u64| {
-        eventually(&format!("repair {count}"), BOUND, || {
+        eventually(&format!("repair {count}"), TIMEOUT, || {
             let status = agent.status()?;
             Ok(context.dump(variant)? == expected
                 && iptables::sets(node)? == sets
@@ -174,7 +174,7 @@ fn restarts_change_nothing(label: &str, variant: Variant, mode: &str) -> Result<
     let expected = context.dump(variant)?;
     let mut streams = context.lasting()?;
     let load = context.load()?;
-    eventually("packets", BOUND, || {
+    eventually("packets", TIMEOUT, || {
         let text = variant.counted(context.node())?;
         Ok(counters(&text)
             .iter()
@@ -227,11 +227,11 @@ fn backends_change(label: &str, variant: Variant) -> Result<()> {
     for _ in 0..test_length::times(20, 2) {
         agent.terminate()?;
         agent = context.start(variant.flags())?;
-        eventually("the services' tables are gone, not the firewall's", BOUND, is_gone)?;
+        eventually("the services' tables are gone, not the firewall's", TIMEOUT, is_gone)?;
         ensure!(context.dump(variant)?.contains("KUBE-SVC-"), "rules");
         agent.terminate()?;
         agent = context.start(nftables())?;
-        eventually("chains and sets are gone", BOUND, || {
+        eventually("chains and sets are gone", TIMEOUT, || {
             let chains = context.dump(variant)?.contains("KUBE-");
             Ok(!chains && context.node().output("ipset", &["list", "-n"])?.is_empty())
         })?;

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 const HTTP: [Port; 1] = [Port::tcp("http", 80, PORT)];
 
 fn ask(fixture: &Fixture, number: u8) -> Result<Outcome> {
-    fixture.ask(Host::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
+    fixture.probe(Host::Bridged, SocketAddr::new(service_ips(number)[0], 80), Protocol::Tcp)
 }
 
 fn is_served(fixture: &Fixture, number: u8) -> bool {

@@ -63,7 +63,7 @@ fn start(
 /// Who answers at the service of `number`, family by family.
 fn answers(fixture: &Fixture, number: u8) -> Result<Vec<Option<SocketAddr>>> {
     let ask = |ip| {
-        let outcome = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+        let outcome = fixture.probe(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
         Ok(outcome.endpoint())
     };
     service_ips(number).into_iter().map(ask).collect()
@@ -143,7 +143,7 @@ fn a_shared_chain_loses_lines_alone(label: &str, variant: Variant) -> Result<()>
     let is_refused = |number: u8, protocol| {
         let mut ways = service_ips(number).into_iter();
         ways.all(|ip| {
-            let outcome = fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), protocol);
+            let outcome = fixture.probe(Host::Bridged, SocketAddr::new(ip, 80), protocol);
             matches!(outcome, Ok(Outcome::Refused))
         })
     };

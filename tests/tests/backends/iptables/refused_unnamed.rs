@@ -27,7 +27,7 @@ const HELD: [u8; 2] = [14, 21];
 /// The programs of both families, and an address that nobody has.
 const FAMILIES: [(&str, &str); 2] = [("iptables", "203.0.113.9"), ("ip6tables", "2001:db8::9")];
 /// It looks every ten seconds, and tries again at looks.
-const BOUND: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct RefusedContext {
     fixture: Fixture,
@@ -75,7 +75,7 @@ impl RefusedContext {
         let ways = numbers.into_iter().flat_map(|n| service_ips(n).map(|ip| (n, ip)));
         let ask = |(n, ip)| {
             let outcome =
-                self.fixture.ask(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
+                self.fixture.probe(Host::Bridged, SocketAddr::new(ip, 80), Protocol::Tcp)?;
             Ok((n, outcome.endpoint().is_some()))
         };
         ways.map(ask).collect()
@@ -109,7 +109,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     let context = RefusedContext::new(label, variant)?;
     context.hold()?;
     let agent = context.start()?;
-    agent.until("named", BOUND, |status| are_named(status, &HELD))?;
+    agent.until("named", TIMEOUT, |status| are_named(status, &HELD))?;
     context.all_but_held_are_served()?;
     let healthz = url(ip("127.0.0.1"), 10256, "/healthz");
     let health = fetch(&context.fixture.cluster.world.node, &healthz, &[])?;
@@ -117,13 +117,13 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     agent.terminate()?;
     context.all_but_held_are_served()?;
     let agent = context.start()?;
-    agent.until("named anew", BOUND, |status| are_named(status, &HELD))?;
+    agent.until("named anew", TIMEOUT, |status| are_named(status, &HELD))?;
     context.all_but_held_are_served()?;
     // A service that comes, and one that goes.
     let more = context.fixture.service("more", 30, &HTTP, &[Host::Remote])?;
     context.fixture.cluster.manifests.put("more", &more)?;
     context.fixture.cluster.manifests.remove(&name(10))?;
-    agent.until("one comes, one goes", BOUND, |status| {
+    agent.until("one comes, one goes", TIMEOUT, |status| {
         let served = context.are_served([10, 30]).unwrap_or_default();
         are_named(status, &HELD)
             && served.iter().all(|(n, is)| *is == (*n == 30))
@@ -132,7 +132,7 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
     let output = |what: &str| agent.log().matches(what).count();
     let (reported, taken) = (output("all else is written"), output("accepted now"));
     context.free()?;
-    let status = agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
+    let status = agent.until("taken", TIMEOUT, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
     let served = context.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
@@ -148,21 +148,21 @@ fn an_update_heals(label: &str, variant: Variant) -> Result<()> {
     let context = RefusedContext::new(label, variant)?;
     context.hold()?;
     let agent = context.start()?;
-    agent.until("named", BOUND, |status| are_named(status, &HELD))?;
+    agent.until("named", TIMEOUT, |status| are_named(status, &HELD))?;
     let number = HELD[0];
     let renamed = [Port::tcp("web", 80, PORT)];
     let objects =
         context.fixture.service(&name(number), number, &renamed, &[Host::Routed, Host::Remote])?;
     context.fixture.cluster.manifests.put(&name(number), &objects)?;
     let gone = format!("-X {}", chain(number));
-    agent.until("served", BOUND, |status| {
+    agent.until("served", TIMEOUT, |status| {
         let served = context.are_served([number]).unwrap_or_default();
         !served.is_empty()
             && served.iter().all(|(_, is)| *is)
             && status["errors"].to_string().matches(&gone).count() == 2
     })?;
     context.free()?;
-    agent.until("no errors", BOUND, |status| status["errors"] == json!([]))?;
+    agent.until("no errors", TIMEOUT, |status| status["errors"] == json!([]))?;
     let rules = variant.dump(&context.fixture.cluster.world.node)?;
     ensure!(!rules.contains(&chain(number)), "{rules}");
     let served = context.are_served(NUMBERS)?;
@@ -194,7 +194,7 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     context.hold()?;
     let is_lost = |number: &u8| {
         let to = SocketAddr::new(service_ips(*number)[0], 80);
-        let outcome = context.fixture.ask(Host::Bridged, to, Protocol::Tcp);
+        let outcome = context.fixture.probe(Host::Bridged, to, Protocol::Tcp);
         !outcome.is_ok_and(|outcome| outcome.endpoint().is_some())
     };
     let mut settings = context.fixture.cluster.settings();
@@ -204,11 +204,11 @@ fn taken_over_in_place(label: &str, variant: Variant) -> Result<()> {
     while !agent.status().is_ok_and(|status| are_named(&status, &HELD)) {
         let lost: Vec<_> = others.iter().filter(|number| is_lost(number)).collect();
         ensure!(lost.is_empty(), "while it is taken over: {lost:?}");
-        ensure!(started.elapsed() < BOUND, "never named");
+        ensure!(started.elapsed() < TIMEOUT, "never named");
     }
     context.all_but_held_are_served()?;
     context.free()?;
-    agent.until("taken", BOUND, |status| status["errors"] == json!([]))?;
+    agent.until("taken", TIMEOUT, |status| status["errors"] == json!([]))?;
     let served = context.are_served(NUMBERS)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
     Ok(())

@@ -16,7 +16,7 @@ use denizen_tests::packets::long_connection::{self, LongConnection};
 use denizen_tests::packets::probe::Protocol;
 use serde_json::Value;
 
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program that makes a chain where only one family has it.
 fn ip6tables(node: &Netns, variant: Variant, arguments: &[&str]) -> Result<()> {
@@ -123,7 +123,7 @@ fn where_nothing_tells_it_is_nft() -> Result<()> {
     agent.terminate()?;
     // Nor does the nftables backend, which takes the chains away.
     let agent = cluster.start_agent_with(["--backend=nftables"])?;
-    eventually("chains are gone", BOUND, || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
+    eventually("chains are gone", TIMEOUT, || Ok(!Variant::Nft.dump(node)?.contains("KUBE-")))?;
     agent.terminate()?;
     ensure!(legacy(node)?.is_empty(), "made: {}", legacy(node)?);
     Ok(())
@@ -156,7 +156,7 @@ fn another_variant_at_a_restart_leaves_nothing_behind() -> Result<()> {
     for (next, last) in [(Variant::Nft, Variant::Legacy), (Variant::Legacy, Variant::Nft)] {
         agent.terminate()?;
         agent = start(next)?;
-        eventually("the other's chains are gone", BOUND, || {
+        eventually("the other's chains are gone", TIMEOUT, || {
             Ok(!last.dump(node)?.contains("KUBE-"))
         })?;
         uses(node, &agent, next, true)?;

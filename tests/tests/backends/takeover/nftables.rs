@@ -15,7 +15,8 @@ fn theirs(context: &TakeoverContext) -> Result<bool> {
 /// masqueraded here.
 fn denizen_decides(context: &TakeoverContext) -> Result<bool> {
     for _ in 0..20 {
-        let outcome = context.fixture.ask(Host::Bridged, context.services[0].at, Protocol::Tcp)?;
+        let outcome =
+            context.fixture.probe(Host::Bridged, context.services[0].at, Protocol::Tcp)?;
         let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
         // To itself, the pod is masqueraded by either.
         if context.fixture.owner(endpoint.ip()) != Some(Host::Bridged) {

@@ -10,52 +10,60 @@ use denizen_tests::binary;
 use denizen_tests::node::cluster::NODE;
 use denizen_tests::node::manifest::node;
 use denizen_tests::node::world::ip;
-use denizen_tests::peers::api::{Api, ApiServer, Manners};
+use denizen_tests::peers::api::{Api, ApiServer, ServerBehaviour};
 
 /// What is wrong with a server, and what is found: name, verdict, a part of the reason.
-type Fault = (&'static str, fn(&mut Manners), [&'static str; 3]);
+type Fault = (&'static str, fn(&mut ServerBehaviour), [&'static str; 3]);
 
 const FAULTS: [Fault; 6] = [
     (
         "an unknown token",
-        |manners| manners.tokens = vec!["x".to_owned()],
+        |behaviour| behaviour.tokens = vec!["x".to_owned()],
         ["credentials", "failure", "401"],
     ),
     (
         "a proxy's page in place of the nodes",
-        |manners| manners.garbled = vec!["nodes"],
+        |behaviour| behaviour.garbled = vec!["nodes"],
         ["node", "warning", "answer cannot be read"],
     ),
     (
         "a proxy's page in place of what a role permits",
-        |manners| manners.garbled = vec!["selfsubjectaccessreviews"],
+        |behaviour| behaviour.garbled = vec!["selfsubjectaccessreviews"],
         ["rights", "warning", "answer cannot be read"],
     ),
-    ("an old server", |manners| manners.release = "v1.20.15", ["server", "failure", "v1.20.15"]),
-    ("a server ahead", |manners| manners.clock_ahead = 600, ["clock", "warning", "differ by"]),
-    ("a server behind", |manners| manners.clock_ahead = -600, ["clock", "warning", "differ by"]),
+    (
+        "an old server",
+        |behaviour| behaviour.release = "v1.20.15",
+        ["server", "failure", "v1.20.15"],
+    ),
+    ("a server ahead", |behaviour| behaviour.clock_ahead = 600, ["clock", "warning", "differ by"]),
+    (
+        "a server behind",
+        |behaviour| behaviour.clock_ahead = -600,
+        ["clock", "warning", "differ by"],
+    ),
 ];
 
 /// What the role of an installation may lack.
 const RIGHTS: [Fault; 4] = [
     (
         "a role without policies",
-        |manners| manners.forbidden = vec!["networkpolicies"],
+        |behaviour| behaviour.forbidden = vec!["networkpolicies"],
         ["rights", "failure", "list networkpolicies.networking.k8s.io, watch"],
     ),
     (
         "a role without single pods",
-        |manners| manners.forbidden = vec!["pods"],
+        |behaviour| behaviour.forbidden = vec!["pods"],
         ["rights", "failure", "get pods"],
     ),
     (
         "a role without events",
-        |manners| manners.forbidden = vec!["events"],
+        |behaviour| behaviour.forbidden = vec!["events"],
         ["rights", "warning", "create events.events.k8s.io"],
     ),
     (
         "a server that does not say what a role permits",
-        |manners| manners.unserved = vec!["selfsubjectaccessreviews"],
+        |behaviour| behaviour.unserved = vec!["selfsubjectaccessreviews"],
         ["rights", "warning", "could not find the requested resource"],
     ),
 ];
@@ -80,7 +88,7 @@ fn each_fault_of_the_api_is_found_and_nothing_else() -> Result<()> {
     for (what, misbehave, [name, verdict, words]) in FAULTS {
         api.behave(misbehave);
         check(&on, &kubeconfig)?.ensure_only(name, verdict, words).context(what)?;
-        api.behave(|manners| *manners = Manners::default());
+        api.behave(|behaviour| *behaviour = ServerBehaviour::default());
     }
     check(&on, &kubeconfig)?.ensure_well()?;
     api.change_authority()?;
@@ -100,18 +108,18 @@ fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
     let api = ApiServer::start(&on.netns, "127.0.0.1:6443".parse()?, &folder)?;
     let kubeconfig = api.kubeconfig().display().to_string();
     api.put(&node(NODE, &[ip("192.168.0.2")], ""))?;
-    api.behave(|manners| manners.forbidden = vec!["services", "networkpolicies", "events"]);
+    api.behave(|behaviour| behaviour.forbidden = vec!["services", "networkpolicies", "events"]);
     let before = check(&on, &kubeconfig)?;
     before.ensure_well()?;
     before.ensure("rights", "skipped", &kubeconfig)?;
     before.ensure("rights", "skipped", "list services")?;
     before.ensure("credentials", "ok", "accepts them")?;
     // A kubelet of some clusters may not list Nodes.
-    api.behave(|manners| manners.forbidden.push("nodes"));
+    api.behave(|behaviour| behaviour.forbidden.push("nodes"));
     let before = check(&on, &kubeconfig)?;
     before.ensure_well()?;
     before.ensure("node", "skipped", "nodes is forbidden")?;
-    api.behave(|manners| *manners = Manners::default());
+    api.behave(|behaviour| *behaviour = ServerBehaviour::default());
     check(&on, &kubeconfig)?.ensure("rights", "ok", "permits all")?;
     // After it, nothing is skipped.
     for (what, misbehave, [name, verdict, words]) in RIGHTS {
@@ -120,7 +128,7 @@ fn rights_that_the_installation_brings_are_skipped_before_it() -> Result<()> {
         let found =
             CheckReport::on(&on.netns, flags.chain([format!("--kubeconfig={kubeconfig}")]))?;
         found.ensure(name, verdict, words).context(what)?;
-        api.behave(|manners| *manners = Manners::default());
+        api.behave(|behaviour| *behaviour = ServerBehaviour::default());
     }
     Ok(())
 }

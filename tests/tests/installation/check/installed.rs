@@ -18,7 +18,7 @@ use denizen_tests::node::pod::Wiring;
 use serde_json::{Value, json};
 
 /// What has not happened by then never will.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Installed {
     fixture: Fixture,
@@ -174,7 +174,7 @@ fn the_ports_of_a_kube_proxy_that_still_runs_are_no_failure() -> Result<()> {
     let _taken = PORTS.map(|at| netns.run(|| TcpListener::bind(at)));
     netns.nft("table ip kube-proxy { }")?;
     let agent = node.fixture.cluster.start_agent()?;
-    eventually("it says that it cannot listen", BOUND, || {
+    eventually("it says that it cannot listen", TIMEOUT, || {
         let errors = agent.status()?["errors"].to_string();
         Ok(PORTS.iter().all(|at| errors.contains(at)))
     })?;
@@ -205,13 +205,13 @@ fn that_the_plugin_was_called_is_remembered() -> Result<()> {
     let agent = cluster.start_agent()?;
     node.check(&[])?.ensure_only("records", "warning", "all 1 recorded pods were adopted")?;
     let later = cluster.add_pod("later", Wiring::Routed)?;
-    eventually("the call is noted", BOUND, || was_called(cluster))?;
+    eventually("the call is noted", TIMEOUT, || was_called(cluster))?;
     later.detach(&cluster.world.node)?;
     let well = "the plugin was called; of the pods that it recorded, none is left";
     node.check(&[])?.ensure("records", "ok", well)?;
     // A lost file is written again.
     fs::remove_file(cluster.run_dir().join("pods.json"))?;
-    eventually("it is written again", BOUND, || Ok(was_called(cluster).unwrap_or(false)))?;
+    eventually("it is written again", TIMEOUT, || Ok(was_called(cluster).unwrap_or(false)))?;
     node.check(&[])?.ensure("records", "ok", well)?;
     agent.terminate()?;
     Ok(())
@@ -245,7 +245,7 @@ fn a_warning_of_the_agent_is_repeated() -> Result<()> {
     let agent = cluster.start_agent()?;
     node.check(&[])?.ensure_well()?;
     let _pod = cluster.add_pod_without_denizen("unrecorded", Wiring::Routed)?;
-    agent.until("it is missed", BOUND, |status| status["unrecordedInterfaces"] == 1)?;
+    agent.until("it is missed", TIMEOUT, |status| status["unrecordedInterfaces"] == 1)?;
     node.check(&[])?.ensure_only("status", "warning", "looks like a pod's and has no record")
 }
 
@@ -256,8 +256,8 @@ fn an_agent_that_cannot_program_the_kernel_is_found() -> Result<()> {
     let _owned = TableOwner::table(&cluster.world.node, "ip")?;
     let agent = Agent::spawn(&cluster.world.node, cluster.settings_with(["--backend=nftables"]))?;
     let is_stuck = |status: &Value| status["waitingFor"] == json!([]) && status["synced"] == false;
-    eventually("it answers", BOUND, || Ok(agent.status().is_ok()))?;
-    agent.until("it tries", BOUND, is_stuck)?;
+    eventually("it answers", TIMEOUT, || Ok(agent.status().is_ok()))?;
+    agent.until("it tries", TIMEOUT, is_stuck)?;
     let found = node.check(&[])?;
     found.ensure("rules", "failure", "not in the kernel yet")?;
     found.ensure("nftables", "failure", "owned by another process")
@@ -270,7 +270,7 @@ fn an_agent_that_does_not_work_is_found() -> Result<()> {
     node.check(&[])?.ensure_only("running", "failure", "no agent answers")?;
     let taken = cluster.world.node.run(|| TcpListener::bind("127.0.0.1:10249"))??;
     let agent = cluster.start_agent()?;
-    eventually("it says that it cannot listen", BOUND, || {
+    eventually("it says that it cannot listen", TIMEOUT, || {
         Ok(agent.status()?["errors"].to_string().contains("10249"))
     })?;
     node.check(&[])?.ensure_only("status", "failure", "127.0.0.1:10249")?;
@@ -282,12 +282,12 @@ fn an_agent_that_does_not_work_is_found() -> Result<()> {
     let nowhere = cluster.world.folder().join("nowhere");
     let settings = Settings { objects: Objects::Manifests(nowhere), ..cluster.settings() };
     let agent = Agent::spawn(&cluster.world.node, settings)?;
-    eventually("it answers", BOUND, || Ok(agent.status().is_ok()))?;
+    eventually("it answers", TIMEOUT, || Ok(agent.status().is_ok()))?;
     let found = node.check(&[])?;
     found.ensure("rules", "failure", "the agent waits for")?;
     assert_eq!(found.code, 1);
     // What another check says is not said again.
-    eventually("it sees the firewall", BOUND, || {
+    eventually("it sees the firewall", TIMEOUT, || {
         Ok(agent.status()?["errors"].to_string().contains("chain forward"))
     })?;
     let found = node.check(&[])?;

@@ -10,7 +10,7 @@ use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::containerd::Containerd;
 use serde_json::{Value, json};
 
-use super::{ContainerdNode, PATIENCE};
+use super::{ContainerdNode, TIMEOUT};
 
 /// A first deployment, as Kubernetes makes it: the agent starts with exactly the DaemonSet's
 /// capabilities, and pods come before it, while it runs, and while containerd goes by the list of
@@ -36,7 +36,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
     // Somebody else writes the list anew, and takes the entry out with it.
     let conf = Containerd::conf_dir(&node.folder)?.join("10-pods.conflist");
     fs::write(&conf, node.cluster.chain(Wiring::Bridged).clone().without_denizen().conflist())?;
-    eventually("containerd goes by the list without denizen", PATIENCE, || {
+    eventually("containerd goes by the list without denizen", TIMEOUT, || {
         let probe = cri.run_sandbox("is-it-gone")?;
         let is_gone = node.records()?.get(&probe).is_none_or(|record| record.adopted);
         cri.stop_sandbox(&probe)?;
@@ -64,7 +64,7 @@ fn pods_that_come_while_denizen_is_being_installed_are_all_known() -> Result<()>
         cri.stop_sandbox(sandbox)?;
         cri.remove_sandbox(sandbox)?;
     }
-    eventually("all are forgotten", PATIENCE, || Ok(node.records()?.is_empty()))?;
+    eventually("all are forgotten", TIMEOUT, || Ok(node.records()?.is_empty()))?;
     agent.until("none is left", known(0))?;
     Ok(())
 }

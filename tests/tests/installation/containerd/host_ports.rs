@@ -49,7 +49,7 @@ fn one_port_with_other_addresses_and_protocols() -> Result<()> {
     for ((_, host_ip, protocol), (_, record)) in cases.iter().zip(&pods) {
         let to = SocketAddr::new(ip(host_ip), HOST_PORT);
         let from = if to.ip().is_loopback() { &world.node } else { &world.client };
-        let outcome = Probe { protocol: *protocol, ..Probe::tcp(to) }.ask_in(from);
+        let outcome = Probe { protocol: *protocol, ..Probe::tcp(to) }.send_in(from);
         let by = outcome.endpoint().context("answered")?;
         ensure!(record.ips.contains(&by.ip()) && by.port() == PORT, "{to}: {outcome:?}");
     }
@@ -59,6 +59,6 @@ fn one_port_with_other_addresses_and_protocols() -> Result<()> {
         cri.remove_sandbox(&sandbox)?;
     }
     let to = SocketAddr::new(ip("192.168.0.2"), HOST_PORT);
-    assert_eq!(Probe::tcp(to).ask_in(&world.client), Outcome::Refused);
+    assert_eq!(Probe::tcp(to).send_in(&world.client), Outcome::Refused);
     Ok(())
 }

@@ -27,7 +27,7 @@ use denizen_tests::peers::containerd::{ContainerImage, Containerd, DENIZEN};
 use serde_json::{Value, json};
 
 use super::speaker::{self, Speaker};
-use super::{PATIENCE, effective};
+use super::{TIMEOUT, effective};
 
 /// Another name of the image: a release to upgrade to.
 const NEXT: &str = "docker.io/library/denizen:next";
@@ -116,7 +116,7 @@ impl Installation {
     fn until_pods_are_recorded(&self) -> Result<()> {
         let cri = self.containerd.cri()?;
         let run_dir = RunDir::open(self.context.fixture.cluster.run_dir())?;
-        eventually("containerd calls the plugin", PATIENCE, || {
+        eventually("containerd calls the plugin", TIMEOUT, || {
             let sandbox = cri.run_sandbox("probe")?;
             let records = run_dir.read()?.map(|state| state.attachments).unwrap_or_default();
             cri.stop_sandbox(&sandbox)?;
@@ -135,7 +135,7 @@ impl Installation {
         }
         let to = SocketAddr::new(service_ips(11)[0], 7);
         let open = || Ok(LongConnection::open(&fixture.bridged.netns, to));
-        let lasting = observed("connected", PATIENCE, open, Result::is_ok)??;
+        let lasting = observed("connected", TIMEOUT, open, Result::is_ok)??;
         let mut load = Load::default();
         for who in [Host::Bridged, Host::Routed, Host::Outside] {
             let web = service_ips(10).map(|ip| (SocketAddr::new(ip, 80), Protocol::Tcp));
@@ -160,7 +160,7 @@ fn until_healthy(pod: &DaemonPod) -> Result<()> {
 
 fn until(pod: &DaemonPod, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<()> {
     let now = || Ok(pod.status());
-    observed(what, PATIENCE, now, |status| status.as_ref().is_ok_and(&is_so))
+    observed(what, TIMEOUT, now, |status| status.as_ref().is_ok_and(&is_so))
         .with_context(|| pod.log("agent"))?
         .map(drop)
 }
@@ -284,7 +284,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     until_healthy(&pod)?;
     assert_eq!(node.setting("ipv4/conf/all/route_localnet")?, "1");
     for to in ["127.0.0.1:30080", "192.168.0.2:30080"] {
-        let outcome = fixture.ask(Host::ThisNode, to.parse()?, Protocol::Tcp)?;
+        let outcome = fixture.probe(Host::ThisNode, to.parse()?, Protocol::Tcp)?;
         ensure!(outcome.endpoint().is_some(), "{to}: {outcome:?}");
     }
     // Without the component nothing of it is left, though the agent has no NET_RAW any more.
@@ -292,7 +292,7 @@ fn the_daemon_set_with_iptables_serves_node_ports_on_loopback_and_leaves_without
     let pod = node.kubelet(built(&folder().join("kubernetes"))?)?.run("denizen")?;
     let host = &fixture.cluster.world.node;
     let sets = || host.output("ipset", &["list", "-n"]);
-    observed("rid of sets", PATIENCE, sets, |sets| !sets.contains("DENIZEN-"))
+    observed("rid of sets", TIMEOUT, sets, |sets| !sets.contains("DENIZEN-"))
         .with_context(|| pod.log("agent"))?;
     until_healthy(&pod)?;
     let left = Variant::Nft.dump(host)?;
@@ -311,7 +311,7 @@ fn a_container_whose_run_directory_is_removed_is_not_live_until_it_is_started_an
         let ask = || Ok(fetch(&cluster.world.node, &livez, &[]));
         let has_status =
             |reply: &Result<Reply>| reply.as_ref().is_ok_and(|reply| reply.status == status);
-        observed(&format!("{status} at /livez"), PATIENCE, ask, has_status)?.map(drop)
+        observed(&format!("{status} at /livez"), TIMEOUT, ask, has_status)?.map(drop)
     };
     let kubelet = node.kubelet(built(&folder().join("kubernetes"))?)?;
     let pod = kubelet.run("denizen")?;

@@ -13,7 +13,7 @@ use denizen_tests::packets::probe::Outcome;
 use denizen_tests::peers::containerd::SandboxConfig;
 use serde_json::{Value, json};
 
-use super::{ContainerdNode, PATIENCE};
+use super::{ContainerdNode, TIMEOUT};
 
 fn annotated(name: &str, annotations: &[(&str, &str)]) -> SandboxConfig {
     let annotations = annotations.iter().map(|(name, text)| ((*name).into(), (*text).into()));
@@ -32,7 +32,7 @@ fn pods_are_redirected_as_their_annotations_say() -> Result<()> {
     let before = cri.run_sandbox_as(annotated("before", &[INJECTED]))?;
     assert!(record(&before)?.redirect.is_none());
     node.install_as(json!({ "redirect": { "profile": "linkerd" } }))?;
-    eventually("containerd goes by the new entry", PATIENCE, || {
+    eventually("containerd goes by the new entry", TIMEOUT, || {
         let probe = cri.run_sandbox_as(annotated("is-it-there", &[INJECTED]))?;
         let is_there = record(&probe)?.redirect.is_some();
         cri.stop_sandbox(&probe)?;
@@ -62,14 +62,14 @@ fn pods_are_redirected_as_their_annotations_say() -> Result<()> {
 
     let unredirected =
         |agent: &Agent| -> Result<Value> { Ok(agent.status()?["unredirectedPods"].clone()) };
-    eventually("the one from before", PATIENCE, || Ok(unredirected(&agent)? == 1))?;
+    eventually("the one from before", TIMEOUT, || Ok(unredirected(&agent)? == 1))?;
     agent.terminate()?;
     let agent = node.cluster.start_agent()?;
-    eventually("after a restart, too", PATIENCE, || Ok(unredirected(&agent)? == 1))?;
+    eventually("after a restart, too", TIMEOUT, || Ok(unredirected(&agent)? == 1))?;
     cri.stop_sandbox(&before)?;
     cri.remove_sandbox(&before)?;
     cri.run_sandbox_as(annotated("before", &[INJECTED]))?;
-    eventually("it is redirected now", PATIENCE, || Ok(unredirected(&agent)? == 0))?;
+    eventually("it is redirected now", TIMEOUT, || Ok(unredirected(&agent)? == 0))?;
 
     let wrong = ("config.linkerd.io/skip-outbound-ports", "80, http");
     let refusal = cri.run_sandbox_as(annotated("wrong", &[INJECTED, wrong])).err();

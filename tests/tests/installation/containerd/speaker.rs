@@ -10,7 +10,7 @@ use denizen_tests::peers::bird::Bird;
 use denizen_tests::peers::containerd::kubelet::{DaemonPod, Kubelet};
 use serde_json::Value;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// What the node announces.
 pub(super) const POD_CIDR: &str = "10.77.0.0/24";
@@ -67,7 +67,7 @@ impl Speaker {
         ensure!(output.contains("Daemon is up and running"), "{output}");
         let heard = || self.router.ask("show route all");
         let is_heard = |routes: &String| routes.contains(POD_CIDR);
-        observed("heard", PATIENCE, heard, is_heard).with_context(|| self.pod.log("bird"))?;
+        observed("heard", TIMEOUT, heard, is_heard).with_context(|| self.pod.log("bird"))?;
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl Speaker {
         // BIRD is its container's first process: its end can kill `birdcl` before that has printed
         // the answer, and the exec fails. A kubelet goes on all the same.
         let output = self.exec(&self.container["lifecycle"]["preStop"]);
-        eventually("the session is over", PATIENCE, || Ok(self.router.established()? == 0))
+        eventually("the session is over", TIMEOUT, || Ok(self.router.established()? == 0))
             .with_context(|| format!("what preStop said: {output:?}"))?;
         let shown = self.router.ask("show protocols all node")?;
         ensure!(!shown.contains("Received:"), "BIRD said goodbye: {shown}");

@@ -171,6 +171,6 @@ fn a_pod_from_before_is_adopted_from_its_cache_and_forgotten_without_a_call() ->
     assert_eq!(record.netns.as_deref(), mounted(&pod.netns).to_str());
     pod.detach(&cluster.world.node)?;
     fs::remove_file(results.join(&file))?;
-    observed("the record is removed", BOUND, records, Vec::is_empty)?;
+    observed("the record is removed", TIMEOUT, records, Vec::is_empty)?;
     Ok(())
 }

@@ -220,8 +220,8 @@ impl MultusPod {
     /// Connects from the second interface.
     fn ask(&self, to: IpAddr, port: u16) -> Outcome {
         let source = self.second(usize::from(to.is_ipv6()));
-        let probe = Probe::tcp(SocketAddr::new(to, port)).from(source).patience(SILENCE);
-        probe.ask_in(&self.serving.pod.netns)
+        let probe = Probe::tcp(SocketAddr::new(to, port)).from(source).timeout(SILENCE);
+        probe.send_in(&self.serving.pod.netns)
     }
 
     /// Holds the record of the second interface against what the kernel says to `ip`.
@@ -247,7 +247,7 @@ impl MultusPod {
 }
 
 /// Two pods with two interfaces each, and one whose second interface cannot be made.
-fn plays(label: &'static str, mode: Mode, plugin: &Value, is_recorded: bool) -> Result<()> {
+fn check_plugin(label: &'static str, mode: Mode, plugin: &Value, is_recorded: bool) -> Result<()> {
     let multus = MultusNode::new(label, mode)?;
     let node = &multus.node;
     let mut second_network = multus.second_network(plugin.clone());
@@ -309,7 +309,7 @@ fn over_second(
     if is_policed {
         ensure!(of_client == Outcome::Dropped, "a client: {of_client:?}");
         ensure!(of_second == Outcome::Dropped, "out of the second: {of_second:?}");
-        let of_node = Probe::tcp(SocketAddr::new(a, PORT)).ask_in(&world.node);
+        let of_node = Probe::tcp(SocketAddr::new(a, PORT)).send_in(&world.node);
         ensure!(of_node.endpoint().is_some(), "the pod's own node: {of_node:?}");
     } else if first.goes_through_node() {
         ensure_answered("a client", &of_client, a, client)?;
@@ -317,7 +317,7 @@ fn over_second(
     } else {
         // The node does not see these packets.
         let host: IpAddr = LAN_HOST[family].parse()?;
-        let outcome = Probe::tcp(SocketAddr::new(a, PORT)).ask_in(&multus.lan);
+        let outcome = Probe::tcp(SocketAddr::new(a, PORT)).send_in(&multus.lan);
         ensure_answered("a host of that network", &outcome, a, host)?;
     }
     Ok(())
@@ -342,27 +342,27 @@ fn a_failed_add_leaves_no_record(multus: &MultusNode, networks: &[Chain; 2]) -> 
 
 #[test]
 fn thin_with_macvlan() -> Result<()> {
-    plays("mt-macv", Mode::Thin, &json!({ "type": "macvlan", "master": LAN }), false)
+    check_plugin("mt-macv", Mode::Thin, &json!({ "type": "macvlan", "master": LAN }), false)
 }
 
 #[test]
 fn thick_with_recorded_macvlan() -> Result<()> {
-    plays("mt-macr", Mode::Thick, &json!({ "type": "macvlan", "master": LAN }), true)
+    check_plugin("mt-macr", Mode::Thick, &json!({ "type": "macvlan", "master": LAN }), true)
 }
 
 #[test]
 fn thin_with_ptp() -> Result<()> {
-    plays("mt-ptpn", Mode::Thin, &json!({ "type": "ptp" }), false)
+    check_plugin("mt-ptpn", Mode::Thin, &json!({ "type": "ptp" }), false)
 }
 
 #[test]
 fn thin_with_recorded_ptp() -> Result<()> {
-    plays("mt-ptp", Mode::Thin, &json!({ "type": "ptp" }), true)
+    check_plugin("mt-ptp", Mode::Thin, &json!({ "type": "ptp" }), true)
 }
 
 #[test]
 fn thick_with_recorded_ptp() -> Result<()> {
-    plays("mt-ptpt", Mode::Thick, &json!({ "type": "ptp" }), true)
+    check_plugin("mt-ptpt", Mode::Thick, &json!({ "type": "ptp" }), true)
 }
 
 /// The runtime keeps one result, that of the default network, by the name of Multus' own network.
@@ -375,7 +375,7 @@ fn a_pod_from_before_is_adopted_on_its_default_network() -> Result<()> {
     let (pod, attached) = multus.remembered("before", &networks, 8080)?;
     let records = observed(
         "adopted",
-        BOUND,
+        TIMEOUT,
         || Ok(multus.node.records().unwrap_or_default()),
         |records| !records.is_empty(),
     )?;
@@ -388,7 +388,7 @@ fn a_pod_from_before_is_adopted_on_its_default_network() -> Result<()> {
     let second = attached[1].result.as_ref().context("added")?;
     let second = second["interfaces"][0]["name"].as_str().context("a veth")?;
     let warnings = || Ok(multus.node.agent.status()?["warnings"].to_string());
-    observed("it is reported", BOUND, warnings, |warnings| warnings.contains(second))?;
+    observed("it is reported", TIMEOUT, warnings, |warnings| warnings.contains(second))?;
     Ok(())
 }
 
@@ -414,7 +414,7 @@ fn answers_at_host_port(multus: &MultusNode, pod: &Pod, port: u16) -> Result<()>
         let expected = (pod.address_like(node).context("both families")?, PORT).into();
         let outcome = || Ok(multus.node.of_client(node, port));
         let answered = |outcome: &Outcome| outcome.endpoint() == Some(expected);
-        observed("the host port leads to the pod", BOUND, outcome, answered)?;
+        observed("the host port leads to the pod", TIMEOUT, outcome, answered)?;
     }
     Ok(())
 }

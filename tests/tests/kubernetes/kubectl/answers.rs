@@ -111,7 +111,7 @@ fn an_answer_of_five_megabytes_arrives_whole() -> Result<()> {
         }
     });
     for protocol in ["v5.channel.k8s.io", "v4.channel.k8s.io"] {
-        workstation.api.behave(|manners| manners.exec_protocol = protocol);
+        workstation.api.behave(|behaviour| behaviour.exec_protocol = protocol);
         let output = workstation.json(&["status"], 0)?.json()?;
         let found = output["statuses"][0]["status"]["large"].as_str().context("no text")?;
         ensure!(found == expected, "{protocol}: {} bytes", found.len());
@@ -208,9 +208,9 @@ fn a_right_that_lacks_is_named() -> Result<()> {
         ("v1.34.2", "get pods/exec", Some("get")),
         ("v1.36.0", "get pods/exec", Some("get")),
     ] {
-        workstation.api.behave(|manners| {
-            manners.release = release;
-            manners.forbidden = vec![forbidden];
+        workstation.api.behave(|behaviour| {
+            behaviour.release = release;
+            behaviour.forbidden = vec![forbidden];
         });
         // The other node has no agent.
         let output = workstation.json(&["status"], 3)?;
@@ -223,11 +223,11 @@ fn a_right_that_lacks_is_named() -> Result<()> {
         ensure!(reason.contains(&format!("cannot {verb} resource \"pods/exec\"")), "{reason}");
     }
     // Less is known, and the rest is answered.
-    workstation.api.behave(|manners| manners.forbidden = vec!["nodes"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["nodes"]);
     let output = workstation.json(&["status"], 0)?.json()?;
     ensure!(output["nodes"] == 1, "{output:#}");
     ensure!(output["notes"].to_string().contains("needs: list nodes"), "{output:#}");
-    workstation.api.behave(|manners| manners.forbidden = vec!["pods"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["pods"]);
     let output = workstation.run(&["status"])?;
     ensure!(output.code == 2 && output.stderr.contains("needs: list pods"), "{output:#?}");
     Ok(())
@@ -315,7 +315,7 @@ fn kubectl_completes_verbs_and_names() -> Result<()> {
     ensure!(complete(&["bundle", "--nodes", ""])? == "n1\n:4\n");
     ensure!(complete(&["policies", "-n", "kube-system", "den"])? == "denizen-n1\n:4\n");
     // Who types does not wait for a server that hangs, and needs none for verbs.
-    workstation.api.behave(|manners| manners.silent = vec!["nodes"]);
+    workstation.api.behave(|behaviour| behaviour.silent = vec!["nodes"]);
     ensure!(complete(&["bundle", "--nodes", ""])? == ":4\n");
     ensure!(complete(&["--kubeconfig", "/nonexistent", "sta"])?.starts_with("status\t"));
     ensure!(complete(&["--kubeconfig", "/nonexistent", "bundle", "--nodes", ""])? == ":4\n");

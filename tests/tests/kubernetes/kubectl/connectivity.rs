@@ -17,7 +17,7 @@ mod rights;
 use std::time::Duration;
 
 /// What has not come about by then never will.
-const BOUND: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What the names of tests' namespaces begin with.
 const PREFIX: &str = "denizen-test-";

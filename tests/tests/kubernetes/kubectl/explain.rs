@@ -135,8 +135,8 @@ impl Shop {
         let json = self.explained(&format!("{name}:8080"), code)?.json()?;
         ensure!(json["verdict"] == verdict, "{name}: {json:#}");
         let to = SocketAddr::new(pod.addresses[0], HTTP.target);
-        let probe = if code == 0 { Probe::tcp(to) } else { Probe::tcp(to).patience(SILENCE) };
-        let outcome = probe.ask_in(&self.client.netns);
+        let probe = if code == 0 { Probe::tcp(to) } else { Probe::tcp(to).timeout(SILENCE) };
+        let outcome = probe.send_in(&self.client.netns);
         let arrives = matches!(outcome, Outcome::Answered { .. });
         ensure!(arrives == (code == 0), "{name}: {outcome:?}, but {json:#}");
         Ok(())
@@ -317,7 +317,7 @@ impl<'a> Elsewhere<'a> {
     }
 
     fn asks(&self, to: &str) -> Result<Outcome> {
-        Ok(Probe::tcp(to.parse()?).patience(SILENCE).ask_in(&self.netns))
+        Ok(Probe::tcp(to.parse()?).timeout(SILENCE).send_in(&self.netns))
     }
 
     /// The source that the endpoint sees is what its policy is about, and what is said of the
@@ -347,7 +347,7 @@ fn a_node_needs_a_route_to_a_service(shop: &Shop) -> Result<()> {
     let node = host.node.addresses[0].to_string();
     let is_answered = || {
         let probe = Probe::tcp(SocketAddr::new(ip("172.30.0.10"), HTTP.port));
-        matches!(probe.ask_in(&host.netns), Outcome::Answered { .. })
+        matches!(probe.send_in(&host.netns), Outcome::Answered { .. })
     };
     shop.explained("web:80", 0)?;
     for to in ["web:80", "172.30.0.10:80"] {

@@ -142,11 +142,11 @@ fn the_largest_cluster_is_judged() -> Result<()> {
 #[test]
 fn what_must_not_be_read_is_named() -> Result<()> {
     let (workstation, file) = shop("unread", &policy("db", "job"))?;
-    workstation.api.behave(|manners| manners.forbidden = vec!["nodes"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["nodes"]);
     let answer = workstation.json(&["impact", "-f", &file], 1)?.json()?;
     let notes = answer["notes"].to_string();
     ensure!(notes.contains("nodes are not judged"), "{answer:#}");
-    workstation.api.behave(|manners| manners.forbidden = vec!["networkpolicies"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["networkpolicies"]);
     let output = workstation.run(&["impact", "-f", &file])?;
     ensure!(
         output.code == 2 && output.stderr.contains("cannot list NetworkPolicies"),
@@ -161,7 +161,7 @@ fn what_must_not_be_read_is_named() -> Result<()> {
 fn losses_that_connections_would_feel_are_named() -> Result<()> {
     let shop = Shop::with("impact-live", &[])?;
     let far = SocketAddr::new(shop.far.addresses[0], 8080);
-    let connected = Probe::tcp(far).ask_in(&shop.client.netns);
+    let connected = Probe::tcp(far).send_in(&shop.client.netns);
     ensure!(matches!(connected, Outcome::Answered { .. }), "{connected:?}");
     let file = shop.workstation.folder.path().join("policy.json");
     let deny = json!({

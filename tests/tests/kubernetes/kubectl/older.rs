@@ -31,7 +31,7 @@ fn agents_of_the_previous_release_are_understood() -> Result<()> {
     let shop = Shop::of("previous", &[], previous.clone())?;
     shop.hold(&[("far", "Ingress")])?;
     let far = SocketAddr::new(shop.far.addresses[0], 8080);
-    let dropped = Probe::tcp(far).patience(SILENCE).ask_in(&shop.client.netns);
+    let dropped = Probe::tcp(far).timeout(SILENCE).send_in(&shop.client.netns);
     ensure!(dropped == Outcome::Dropped, "{dropped:?}");
     let path = |name: &str| -> Result<String> {
         Ok(shop.workstation.folder.path().join(name).to_str().context("a path")?.to_owned())

@@ -21,7 +21,7 @@ use self::shop::{ShopFault, ShopObjects, many_pods};
 use super::explain::Shop;
 
 /// What has not been seen by then never will.
-const BOUND: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// `DENIZEN_PICTURES` names a folder for pictures that somebody wants to look at.
 fn pictures(workstation: &Workstation) -> PathBuf {
@@ -133,7 +133,7 @@ fn a_browser_shows_who_talks_to_whom_and_what_is_refused() -> Result<()> {
         let workstation = Workstation::new(&format!("ui-{fault:?}").to_lowercase())?;
         ShopObjects::new(fault).put(&workstation)?;
         let picture = Picture::of(&workstation, &["--every", "1h"])?;
-        picture.until(BOUND, |page| expected.iter().all(|part| page.contains(part)))?;
+        picture.until(TIMEOUT, |page| expected.iter().all(|part| page.contains(part)))?;
         let page = picture.browse(None)?;
         let edges = agree(&page)?;
         ensure!(edges > 15, "{edges}: {page}");
@@ -167,7 +167,7 @@ fn a_click_on_an_edge_explains_its_ends() -> Result<()> {
     let workstation = Workstation::new("ui-explain")?;
     ShopObjects::new(ShopFault::Policy).put(&workstation)?;
     let picture = Picture::of(&workstation, &["--every", "1h"])?;
-    let page = picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
+    let page = picture.until(TIMEOUT, |page| page.contains(">dropped</span>"))?;
     let (before, _) = page.split_once(">dropped</span>").context("no edge")?;
     let id = before.rsplit_once("data-row=\"").and_then(|(_, rest)| rest.split_once('"'));
     let id = id.context("no row")?.0;
@@ -185,7 +185,7 @@ fn a_keyboard_is_enough_and_nobody_else_is_asked() -> Result<()> {
     let workstation = Workstation::new("ui-keys")?;
     ShopObjects::new(ShopFault::Policy).put(&workstation)?;
     let picture = Picture::of(&workstation, &["--every", "1h"])?;
-    picture.until(BOUND, |page| page.contains(">dropped</span>"))?;
+    picture.until(TIMEOUT, |page| page.contains(">dropped</span>"))?;
     let mut browser = Browser::open(workstation.netns(), &picture.address(), "1500,1300")?;
     let edges = "document.querySelectorAll('#map .edge').length";
     browser.until(&format!("{edges} > 15"))?;
@@ -262,7 +262,7 @@ fn search_and_folded_namespaces_are_asked_of_the_program() -> Result<()> {
 fn what_cannot_be_read_is_said_in_the_picture() -> Result<()> {
     let workstation = Workstation::new("ui-rights")?;
     ShopObjects::new(ShopFault::Nothing).put(&workstation)?;
-    workstation.api.behave(|manners| manners.forbidden = vec!["services", "endpointslices"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["services", "endpointslices"]);
     let picture = Picture::of(&workstation, &["--every", "1h"])?;
     let page = picture.body("/picture")?;
     ensure!(page.contains("needs: list services of all namespaces"), "{page}");
@@ -272,7 +272,7 @@ fn what_cannot_be_read_is_said_in_the_picture() -> Result<()> {
         ensure!(!is_needless && request.method == "GET", "{request:?}");
     }
     drop(picture);
-    workstation.api.behave(|manners| manners.forbidden = vec!["pods"]);
+    workstation.api.behave(|behaviour| behaviour.forbidden = vec!["pods"]);
     let picture = Picture::of(&workstation, &["--every", "1h"])?;
     let page = picture.body("/picture")?;
     ensure!(page.contains("needs: list pods"), "{page}");
@@ -290,10 +290,10 @@ fn real_agents_show_what_a_policy_drops() -> Result<()> {
     let page = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                Probe::tcp(to).patience(SILENCE).ask_in(&shop.client.netns);
+                Probe::tcp(to).timeout(SILENCE).send_in(&shop.client.netns);
             }
         });
-        let page = picture.until(BOUND, |page| page.contains(">dropped</span>"));
+        let page = picture.until(TIMEOUT, |page| page.contains(">dropped</span>"));
         done.store(true, Ordering::Relaxed);
         page
     })?;
@@ -320,7 +320,7 @@ fn real_agents_show_what_was_dropped_before_anybody_looked() -> Result<()> {
     let shop = Shop::new()?;
     shop.hold(&[("far", "Ingress")])?;
     let to = SocketAddr::new(shop.far.addresses[0], 8080);
-    assert_eq!(Probe::tcp(to).patience(SILENCE).ask_in(&shop.client.netns), Outcome::Dropped);
+    assert_eq!(Probe::tcp(to).timeout(SILENCE).send_in(&shop.client.netns), Outcome::Dropped);
     let picture = Picture::of(&shop.workstation, &["--every", "1h"])?;
     let page = picture.body("/picture")?;
     names_what_was_dropped(&page)?;

@@ -135,7 +135,7 @@ impl ThreeNodes {
     }
 
     fn ask(&self, to: SocketAddr) -> Outcome {
-        Probe::tcp(to).patience(SILENCE).ask_in(&self.shop.client.netns)
+        Probe::tcp(to).timeout(SILENCE).send_in(&self.shop.client.netns)
     }
 }
 

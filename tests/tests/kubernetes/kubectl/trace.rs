@@ -39,7 +39,7 @@ pub fn traced(shop: &Shop, words: &[&str], to: SocketAddr) -> Result<CommandOutp
         let connect = || {
             while !over.load(Ordering::Relaxed) {
                 let netns = &shop.client.netns;
-                netns.run(move || drop(Probe::tcp(to).patience(SILENCE).connect()))?;
+                netns.run(move || drop(Probe::tcp(to).timeout(SILENCE).connect()))?;
                 thread::sleep(PAUSE);
             }
             anyhow::Ok(())

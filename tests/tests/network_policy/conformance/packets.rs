@@ -15,7 +15,7 @@ use crate::play::{Play, ServedBy, Via};
 use crate::prober::{Answer, ProbedPort, Prober};
 
 /// What is not answered by then is dropped.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Every pod asks every other one at both ports of each protocol, and `explain` is asked too. The
 /// oracle says what is expected: of what the suite asks, it says what the suite says.
@@ -97,7 +97,7 @@ fn two_tests_of_nodes_with_packets() -> Result<()> {
                 .collect();
             let question =
                 |(to, protocol, _): &_| ProbedPort { protocol: Some(*protocol), to: *to };
-            prober.ask(all.iter().map(question).collect(), PATIENCE)?;
+            prober.ask(all.iter().map(question).collect(), ANSWER_TIMEOUT)?;
             for ((to, protocol, passes), answer) in all.into_iter().zip(prober.answers()?) {
                 let expected = if passes { Answer::Answered } else { Answer::Silent };
                 ensure!(answer == expected, "{name} to {to}/{protocol}: {answer:?}");

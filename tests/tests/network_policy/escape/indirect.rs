@@ -12,7 +12,7 @@ use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, udp};
 use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 
 use super::{End, EscapeAttempts, PORT, at, none_leads, open, put};
-use crate::regressions::test_cluster::{BOUND, TestCluster};
+use crate::regressions::test_cluster::{TIMEOUT, TestCluster};
 
 /// The node's end of a tunnel to other nodes: its ports, its Ethernet address, its number.
 const PORTS: [u16; 2] = [8472, 4789];
@@ -90,7 +90,7 @@ fn no_pod_reaches_another_by_a_tunnel_of_its_node() -> Result<()> {
     cluster.play.nodes.hosts[0].start_agent(objects, &["--policy-to-node=allow"])?;
     cluster.node(0).ip("link del vx0")?;
     tunnel(&cluster, PORTS[1])?;
-    eventually("the new tunnel is known", BOUND, || {
+    eventually("the new tunnel is known", TIMEOUT, || {
         let rules = cluster
             .node(0)
             .output("nft", &["list", "set", "ip", "denizen-firewall", "tunnel-ports"])?;
@@ -133,7 +133,7 @@ fn an_isolated_pod_ends_no_connection_of_another() -> Result<()> {
             let error = icmp(source, own, 64, code.0, code.1, &body);
             from.send(&framed(a.mac, mac, &[], ether_type(own), &error))?;
         }
-        std::thread::sleep(super::PATIENCE);
+        std::thread::sleep(super::ARRIVAL_TIMEOUT);
         ensure!(client.send(b"goes on").is_ok(), "family {family}: the connection has ended");
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
+use denizen_tests::oracle::reader::{self, HookFamily, HookVisit, PacketType, Reader};
 use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::{PolicyPacket, PolicyWorld, Transport};
 
@@ -124,13 +124,13 @@ fn entrance(link: &Link) -> usize {
 
 /// The hooks between two ends, in order, and whether a bridge hands the frame from port to port.
 /// Bridge netfilter is on where a restricted pod is: IP hooks see the frames of bridges.
-fn way(from: End<'_>, to: End<'_>) -> (Vec<Stop>, bool) {
-    let stop = |layer, hook, input: &str, output: Option<&str>| {
+fn way(from: End<'_>, to: End<'_>) -> (Vec<HookVisit>, bool) {
+    let stop = |family, hook, input: &str, output: Option<&str>| {
         let output = output.map(ToOwned::to_owned);
-        Stop { layer, hook, input: input.to_owned(), output }
+        HookVisit { family, hook, input: input.to_owned(), output }
     };
-    let ip = |hook, input, output| stop(Layer::Ip, hook, input, output);
-    let frame = |hook, input, output| stop(Layer::Bridge, hook, input, output);
+    let ip = |hook, input, output| stop(HookFamily::Inet, hook, input, output);
+    let frame = |hook, input, output| stop(HookFamily::Bridge, hook, input, output);
     if let (End::Pod(Link { bridge: Some(a), veth: one, .. }), End::Pod(link)) = (from, to)
         && link.bridge == Some(a)
     {

@@ -13,7 +13,7 @@ use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
 fn a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on() -> Result<()> {
     let newcomers = Newcomers::with_api("first-policy-at-once", &isolate("10s"))?;
     let api = newcomers.api.as_ref().context("there is one")?;
-    api.behave(|manners| manners.late.push("networkpolicies"));
+    api.behave(|behaviour| behaviour.late.push("networkpolicies"));
     each(pods(8), |number| {
         let (name, role) = (format!("p{number}"), format!("role-{number}"));
         let policy = PolicyWorld { policies: vec![friends_only(&role)], ..PolicyWorld::default() };
@@ -37,7 +37,7 @@ fn a_policy_that_was_stored_before_its_pod_holds_from_the_first_packet_on() -> R
 fn what_waits_for_an_open_pod_does_not_arrive_once_a_policy_isolates_it() -> Result<()> {
     let newcomers = Newcomers::with_api("first-opens", &isolate("10s"))?;
     let api = newcomers.api.as_ref().context("there is one")?;
-    api.behave(|manners| manners.late.push("networkpolicies"));
+    api.behave(|behaviour| behaviour.late.push("networkpolicies"));
     let mut wrong = Vec::new();
     for number in 0..2 {
         let OneAddress { chain, addresses } = OneAddress::new(&newcomers, number)?;

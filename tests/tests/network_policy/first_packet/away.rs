@@ -13,7 +13,7 @@ use denizen_tests::node::pod::Wiring;
 use denizen_tests::peers::api::Api;
 use serde_json::Value;
 
-use super::{BOUND, add, attach, detach, each, isolate, pods, remove, wiring};
+use super::{TIMEOUT, add, attach, detach, each, isolate, pods, remove, wiring};
 use crate::newcomers::{Exchange, Newcomer, Newcomers, next, nothing_wrong};
 
 /// How many of the new pods are there again when all is well.
@@ -55,7 +55,7 @@ fn all_is_well<'a>(
 ) -> Result<()> {
     pods.try_for_each(|newcomer| {
         let is_well = || Ok(newcomers.first_packets(newcomer)?.is_empty());
-        eventually("all is well again", BOUND, is_well)
+        eventually("all is well again", TIMEOUT, is_well)
     })
 }
 
@@ -136,7 +136,7 @@ impl Planned {
             KnownOfPod::All | KnownOfPod::Nothing => verify()?,
             // The plugin isolates it when its time is over, and the agent decides then.
             KnownOfPod::IsIsolated | KnownOfPod::IsOpen => {
-                observed("judged by its namespace", BOUND, verify, Vec::is_empty)?
+                observed("judged by its namespace", TIMEOUT, verify, Vec::is_empty)?
             }
         };
         if self.known != KnownOfPod::IsOpen {
@@ -232,5 +232,5 @@ fn an_add_waits_for_the_first_lists() -> Result<()> {
 fn until_status(newcomers: &Newcomers, so: impl Fn(&Value) -> bool) -> Result<()> {
     let agent = newcomers.nodes.hosts[0].agent()?;
     let status = || Ok(agent.status());
-    observed("as wished", BOUND, status, |status| status.as_ref().is_ok_and(&so)).map(drop)
+    observed("as wished", TIMEOUT, status, |status| status.as_ref().is_ok_and(&so)).map(drop)
 }

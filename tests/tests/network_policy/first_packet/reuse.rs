@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::{BOUND, attach, each, isolate, pods, remove, wiring};
+use super::{TIMEOUT, attach, each, isolate, pods, remove, wiring};
 use crate::newcomers::{Newcomer, Newcomers, nothing_wrong};
 
 /// How many addresses are reused at a time. A DEL waits at most half a second until the connections
@@ -185,7 +185,7 @@ fn while_the_agent_sleeps(
     kill(agent, Signal::SIGSTOP)?;
     thread::scope(|scope| {
         let attached = scope.spawn(attach);
-        let recorded = eventually("recorded", BOUND, is_recorded);
+        let recorded = eventually("recorded", TIMEOUT, is_recorded);
         kill(agent, Signal::SIGCONT)?;
         recorded.and(attached.join().expect("it does not panic"))
     })

@@ -9,7 +9,7 @@ use denizen_tests::packets::http::metric;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{BOUND, add, isolate, wiring};
+use super::{TIMEOUT, add, isolate, wiring};
 use crate::newcomers::{Newcomer, Newcomers};
 
 const PODS: usize = 2;
@@ -32,7 +32,7 @@ fn what_the_plugin_isolates_is_no_drift() -> Result<()> {
     kill(process, Signal::SIGCONT)?;
     for pod in &pods {
         let is_well = || Ok(newcomers.first_packets(pod)?.is_empty());
-        eventually("it is judged by its policies", BOUND, is_well)?;
+        eventually("it is judged by its policies", TIMEOUT, is_well)?;
         let leaks = newcomers.leaks(pod);
         ensure!(leaks.is_empty(), "{leaks:?}");
     }

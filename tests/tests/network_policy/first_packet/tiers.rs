@@ -103,7 +103,7 @@ fn of_a_pod_whose_policy_was_stored_just_before() -> Result<()> {
     let newcomers = Newcomers::with_api("cnp-at-once", &isolate("10s"))?;
     let api = newcomers.api.as_ref().context("there is one")?;
     let before = Newcomer::start(add(&newcomers, "before", "role-x", Wiring::Bridged)?)?;
-    api.behave(|manners| manners.tiers = true);
+    api.behave(|behaviour| behaviour.tiers = true);
     newcomers.put("first", &tiers([no_foes("role-x")]))?;
     let agent = newcomers.nodes.hosts[0].agent()?;
     eventually("it is served", REDISCOVERY, || {
@@ -111,7 +111,7 @@ fn of_a_pod_whose_policy_was_stored_just_before() -> Result<()> {
     })?;
     let heard_friends = |exchange: &Exchange<'_>| exchange.peer.is_friend && exchange.is_heard();
     nothing_wrong(1, &newcomers.verify(&before, heard_friends)?)?;
-    api.behave(|manners| manners.late.push("clusternetworkpolicies"));
+    api.behave(|behaviour| behaviour.late.push("clusternetworkpolicies"));
     each(pods(8), |number| {
         let (name, role) = (format!("p{number}"), format!("role-{number}"));
         let policy = tiers([no_foes(&role)]);

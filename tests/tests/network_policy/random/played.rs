@@ -50,7 +50,7 @@ fn packets_and_explain_do_what_the_oracle_says() -> Result<()> {
     let count = u32::try_from(test_length::times(50, 6))?;
     for seed in [1, random::seed()?] {
         // Each try of a plainer world would take as long as a world.
-        random::play(
+        random::run(
             count,
             seed,
             Duration::ZERO,

@@ -157,7 +157,7 @@ fn packets(world: &PolicyWorld) -> impl Iterator<Item = PolicyPacket> {
 fn the_plans_of_both_nodes_say_of_tiers_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(4_000, 400))?;
     let (allowed, denied) = (Cell::new(0_u64), Cell::new(0_u64));
-    random::play(worlds, random::seed()?, SHRINKING, tiered(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, SHRINKING, tiered(), |Cluster(world)| {
         let folder = tempfile::tempdir()?;
         let planned = NODES.map(|node| Planned::new(world, node, folder.path(), at_once));
         for packet in packets(world) {
@@ -180,7 +180,7 @@ fn the_plans_of_both_nodes_say_of_tiers_what_the_oracle_says() -> Result<()> {
 #[test]
 fn the_rules_of_both_nodes_do_with_tiers_what_the_oracle_says() -> Result<()> {
     let worlds = u32::try_from(test_length::times(300, 30))?;
-    random::play(worlds, random::seed()?, SHRINKING, tiered(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, SHRINKING, tiered(), |Cluster(world)| {
         let evaluated = EvaluatedWorld::new(world)?;
         packets(world).try_for_each(|packet| evaluated.passes(packet).map(drop))?;
         Ok(())
@@ -194,7 +194,7 @@ fn facts_about_tiers_may_come_in_any_order() -> Result<()> {
     let each = |events: Vec<Event>| events.into_iter().map(|event| vec![event]).collect();
     let is_policy =
         |event: &Event| matches!(event, Event::NetworkPolicy(..) | Event::ClusterNetworkPolicy(..));
-    random::play(worlds, random::seed()?, Duration::ZERO, tiered(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, Duration::ZERO, tiered(), |Cluster(world)| {
         let ends_well = |order: &dyn Fn(Vec<Event>) -> Vec<Vec<Event>>| {
             let evaluated = EvaluatedWorld::in_order(world, order)?;
             packets(world).try_for_each(|packet| evaluated.passes(packet).map(drop))
@@ -226,7 +226,7 @@ fn packets_and_explain_do_with_tiers_what_the_oracle_says() -> Result<()> {
     let play = std::cell::RefCell::new(play);
     let count = u32::try_from(test_length::times(50, 8))?;
     for seed in [1, random::seed()?] {
-        random::play(count, seed, Duration::ZERO, played(world.clone()), |cluster| {
+        random::run(count, seed, Duration::ZERO, played(world.clone()), |cluster| {
             play.borrow_mut().verify(&cluster.0, &[Via::PodIp, Via::ClusterIp])
         })?;
     }

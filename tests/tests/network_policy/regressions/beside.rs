@@ -6,7 +6,7 @@ use denizen_tests::node::pod::BRIDGE;
 use denizen_tests::policy::PolicyRule;
 use serde_json::Value;
 
-use super::test_cluster::{BOUND, TestCluster, x};
+use super::test_cluster::{TIMEOUT, TestCluster, x};
 
 #[test]
 fn what_another_table_accepts_is_judged_all_the_same() -> Result<()> {
@@ -53,7 +53,7 @@ fn a_bridge_that_hides_its_frames_is_set_right() -> Result<()> {
         let data = shown[0]["linkinfo"]["info_data"].as_object().context("a bridge")?;
         Ok(data["nf_call_iptables"] == 1 && data["nf_call_ip6tables"] == 1)
     };
-    eventually("the bridge shows its frames", BOUND, is_set)?;
+    eventually("the bridge shows its frames", TIMEOUT, is_set)?;
     cluster.expect(cluster.netns("x/c"), "x/a", false)?;
     cluster.expect(cluster.netns("x/a"), "y/a", true)
 }

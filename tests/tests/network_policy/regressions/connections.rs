@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyPort, PolicyRule};
 
-use super::test_cluster::{BOUND, TestCluster, x};
+use super::test_cluster::{TIMEOUT, TestCluster, x};
 
 /// A port that nobody else listens at.
 const PORT: u16 = 90;
@@ -32,9 +32,9 @@ impl Connection {
     }
 
     /// Whether a byte gets through in each direction.
-    pub fn goes_on(&self, patience: Duration) -> bool {
+    pub fn goes_on(&self, timeout: Duration) -> bool {
         let passes = |mut from: &TcpStream, mut to: &TcpStream| {
-            to.set_read_timeout(Some(patience)).is_ok()
+            to.set_read_timeout(Some(timeout)).is_ok()
                 && from.write_all(b"?").is_ok()
                 && to.read_exact(&mut [0]).is_ok()
         };
@@ -53,7 +53,7 @@ pub fn connections(cluster: &TestCluster, from: &[&str], to: &str) -> Result<Vec
 fn what_a_new_policy_forbids_ends() -> Result<()> {
     let mut cluster = TestCluster::new("np-ends")?;
     let open = connections(&cluster, &["y/a", "x/b", "x/c"], "x/a")?;
-    ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
+    ensure!(open.iter().all(|connection| connection.goes_on(TIMEOUT)));
     cluster.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
     ensure!(!open.iter().any(|connection| connection.goes_on(Duration::from_millis(300))));
@@ -67,7 +67,7 @@ fn replies_to_a_pod_that_is_isolated_later_arrive() -> Result<()> {
     let open = connections(&cluster, &["x/a", "x/b"], "y/a")?;
     cluster.put([x("deny").ingress([])])?;
     std::thread::sleep(ENDING);
-    ensure!(open.iter().all(|connection| connection.goes_on(BOUND)));
+    ensure!(open.iter().all(|connection| connection.goes_on(TIMEOUT)));
     cluster.expect(cluster.netns("y/a"), "x/a", false)?;
     cluster.expect(cluster.netns("x/a"), "y/a", true)
 }
@@ -94,7 +94,7 @@ fn icmp_errors_about_permitted_packets_arrive() -> Result<()> {
     let out = PolicyRule::to([PolicyPeer::namespaces(LabelSelector::label("ns", "y"))]);
     cluster.put([x("out").ingress([]).egress([out.at([PolicyPort::every(Protocol::Udp)])])])?;
     for to in cluster.addresses("y/a") {
-        let outcome = Probe::udp(SocketAddr::new(to, PORT)).ask_in(cluster.netns("x/a"));
+        let outcome = Probe::udp(SocketAddr::new(to, PORT)).send_in(cluster.netns("x/a"));
         ensure!(outcome == Outcome::Refused, "{to}: {outcome:?}");
     }
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::Result;
 use denizen_tests::node::netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::test_cluster::BOUND;
+use super::test_cluster::TIMEOUT;
 
 /// Conversations have numbers from here on. With ports, it is the server's port, which nobody else
 /// uses.
@@ -110,7 +110,7 @@ impl Conversation {
             CarriedBy::Udp => {
                 client.connect(&to.into())?;
                 client.send(b"?")?;
-                listener.set_read_timeout(Some(BOUND))?;
+                listener.set_read_timeout(Some(TIMEOUT))?;
                 let (_, peer) = listener.peek_from(&mut [MaybeUninit::uninit()])?;
                 listener.connect(&peer)?;
                 listener

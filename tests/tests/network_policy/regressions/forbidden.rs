@@ -18,7 +18,7 @@ use denizen_tests::policy::{LabelSelector, PolicyPeer, PolicyRule, PolicyWorld};
 
 use super::connections::{Connection, ENDING, connections};
 use super::conversation::{CarriedBy, Conversation, PORT};
-use super::test_cluster::{BOUND, TestCluster, x};
+use super::test_cluster::{TIMEOUT, TestCluster, x};
 use denizen_tests::node::pod::BRIDGE;
 
 /// The port at which `x/a` serves a service, and the service's addresses.
@@ -83,7 +83,7 @@ impl Talk {
 
     /// Waits until they are so.
     fn until(&self, fates: &[Fate]) -> Result<()> {
-        observed("as they are to be", BOUND, || Ok(self.unlike(fates)), Vec::is_empty).map(drop)
+        observed("as they are to be", TIMEOUT, || Ok(self.unlike(fates)), Vec::is_empty).map(drop)
     }
 
     /// They are so now.
@@ -260,7 +260,7 @@ fn what_both_ends_close_while_it_is_forbidden_is_over_for_both() -> Result<()> {
         for mut end in [client, server] {
             end.write_all(b"late")?;
             end.shutdown(Shutdown::Write)?;
-            end.set_read_timeout(Some(BOUND))?;
+            end.set_read_timeout(Some(TIMEOUT))?;
         }
     }
     for Connection { client, server } in &open {

@@ -26,7 +26,7 @@ fn facts_may_come_in_any_order() -> Result<()> {
     let worlds = u32::try_from(test_length::times(200, 15))?;
     let each = |events: Vec<Event>| events.into_iter().map(|event| vec![event]).collect();
     let is_policy = |event: &Event| matches!(event, Event::NetworkPolicy(..));
-    random::play(worlds, random::seed()?, Duration::ZERO, clusters(), |Cluster(world)| {
+    random::run(worlds, random::seed()?, Duration::ZERO, clusters(), |Cluster(world)| {
         ends_well(world, |events| each(events.into_iter().rev().collect()))?;
         ends_well(world, |mut events| {
             events.sort_by_key(is_policy);

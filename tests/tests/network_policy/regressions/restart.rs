@@ -11,7 +11,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::Probe;
 use denizen_tests::policy::PolicyRule;
 
-use super::test_cluster::{BOUND, TestCluster, x};
+use super::test_cluster::{TIMEOUT, TestCluster, x};
 
 const TABLE: &str = "denizen-firewall";
 
@@ -25,7 +25,7 @@ fn a_restarted_agent_opens_no_window() -> Result<()> {
     let senders = ["y/a", "x/b", "x/c"].map(|pod| cluster.netns(pod).path());
     let ask = || {
         for to in to.iter().cycle().take_while(|_| !over.load(Ordering::Relaxed)) {
-            let answer = Probe::udp(*to).patience(Duration::from_millis(10)).ask();
+            let answer = Probe::udp(*to).timeout(Duration::from_millis(10)).send();
             asked.fetch_add(1, Ordering::Relaxed);
             leaked.fetch_add(usize::from(answer.endpoint().is_some()), Ordering::Relaxed);
         }
@@ -81,7 +81,7 @@ fn drift_is_repaired_and_others_tables_are_left_alone() -> Result<()> {
         let list = ["list", "set", "ip", TABLE, "ingress-isolated"];
         Ok(cluster.node(0).output("nft", &list)?.contains(&address.to_string()))
     };
-    eventually("the element is back", BOUND, is_back)?;
+    eventually("the element is back", TIMEOUT, is_back)?;
     cluster.expect(cluster.netns("y/a"), "x/a", false)?;
     cluster.put([])?;
     ensure!(mine(&cluster)? == before, "another's table changed");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use denizen_tests::node::world::ip;
-use denizen_tests::oracle::reader::{self, Layer, PacketType, Reader, Stop};
+use denizen_tests::oracle::reader::{self, HookFamily, HookVisit, PacketType, Reader};
 use denizen_tests::packets::probe::Protocol::{Tcp, Udp};
 use denizen_tests::policy::{
     LabelSelector, NetworkPolicy, PolicyPacket, PolicyPeer, PolicyPort, PolicyRule, PolicyWorld,
@@ -138,13 +138,13 @@ fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
     let world = world([deny]);
     let rules = EvaluatedWorld::new(&world)?.rules().next().context("the first node has rules")?;
     let reader = Reader::new(&rules, &[])?;
-    let stop = |layer, input: &str, output: &str| {
+    let stop = |family, input: &str, output: &str| {
         let (hook, output) = ("forward", Some(output.to_owned()));
-        [Stop { layer, hook, input: input.to_owned(), output }]
+        [HookVisit { family, hook, input: input.to_owned(), output }]
     };
-    let routed = stop(Layer::Ip, "cni0", "cni0");
-    let from_pod = stop(Layer::Bridge, "veth0", "veth0");
-    let from_router = stop(Layer::Bridge, "uplink", "veth0");
+    let routed = stop(HookFamily::Inet, "cni0", "cni0");
+    let from_pod = stop(HookFamily::Bridge, "veth0", "veth0");
+    let from_router = stop(HookFamily::Bridge, "uplink", "veth0");
     for kind in 0..=255 {
         let finds = [135, 136].contains(&kind);
         let is_discovery = (133..=137).contains(&kind);

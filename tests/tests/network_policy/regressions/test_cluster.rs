@@ -12,7 +12,7 @@ use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyWorld};
 use crate::play::{Play, ServedBy};
 
 /// What has not come about by then never will.
-pub const BOUND: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// On the first node two bridged pods, `x/a` and `x/c`, and a routed one, `x/b`; on the second one
 /// a bridged one, `y/a`, and a routed one, `y/b`.
@@ -73,8 +73,8 @@ impl TestCluster {
 
 /// Says whether a connection is to arrive.
 pub fn expect_at(from: &Netns, to: SocketAddr, arrives: bool) -> Result<()> {
-    let probe = if arrives { Probe::tcp(to) } else { Probe::tcp(to).patience(SILENCE) };
-    let outcome = probe.ask_in(from);
+    let probe = if arrives { Probe::tcp(to) } else { Probe::tcp(to).timeout(SILENCE) };
+    let outcome = probe.send_in(from);
     let as_expected = match &outcome {
         Outcome::Answered { .. } => arrives,
         Outcome::Dropped => !arrives,

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{admin, baseline, everybody, from, networks, pods_of, to};
 use crate::regressions::connections::{ENDING, connections};
-use crate::regressions::test_cluster::{BOUND, TestCluster, expect_at, x};
+use crate::regressions::test_cluster::{TIMEOUT, TestCluster, expect_at, x};
 
 /// What cannot get through in this time is dropped.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -114,11 +114,11 @@ fn what_a_new_deny_forbids_ends_and_goes_on_without_it() -> Result<()> {
     put(&mut cluster, deny(), vec![])?;
     thread::sleep(ENDING);
     ensure!(!denied.iter().any(|connection| connection.goes_on(SILENCE)));
-    ensure!(answered.iter().all(|connection| connection.goes_on(BOUND)));
+    ensure!(answered.iter().all(|connection| connection.goes_on(TIMEOUT)));
     cluster.expect(cluster.netns("y/a"), "x/a", false)?;
     put(&mut cluster, vec![], vec![])?;
     // What waits is sent again, and answered.
-    ensure!(denied.iter().all(|connection| connection.goes_on(BOUND)));
-    ensure!(answered.iter().all(|connection| connection.goes_on(BOUND)));
+    ensure!(denied.iter().all(|connection| connection.goes_on(TIMEOUT)));
+    ensure!(answered.iter().all(|connection| connection.goes_on(TIMEOUT)));
     cluster.expect(cluster.netns("y/a"), "x/a", true)
 }

@@ -18,7 +18,7 @@ use denizen_tests::packets::http::{fetch, url};
 use denizen_tests::test_length;
 use serde_json::{Value, json};
 
-use super::{AdoptionContext, PATIENCE, hidden_namespace, old_runtime};
+use super::{AdoptionContext, TIMEOUT, hidden_namespace, old_runtime};
 
 /// As on a node where denizen is being installed: the agent runs, and ADDs still go by the list of
 /// plugins without it.
@@ -227,7 +227,7 @@ fn very_many_pods_that_came_past_the_plugin_are_found() -> Result<()> {
         ask()?;
     }
     let attached = begun.elapsed();
-    observed("all are found", 2 * PATIENCE, &mut ask, |pods| *pods >= wanted as u64)?;
+    observed("all are found", 2 * TIMEOUT, &mut ask, |pods| *pods >= wanted as u64)?;
     let (found, cpu) = (begun.elapsed(), cpu(&agent)? - before);
     eprintln!(
         "attached in {attached:.2?}, all found after {found:.2?}, agent's CPU {cpu:.2} s, slowest status {slowest:.2?}"

@@ -56,7 +56,7 @@ fn today(context: &AdoptionContext, name: &str, redirects: bool) -> Result<()> {
         }
     })?;
     let id = AttachmentId(pod.attachment());
-    RunDir::open(context.cluster.run_dir())?.update(PATIENCE, |state| {
+    RunDir::open(context.cluster.run_dir())?.update(TIMEOUT, |state| {
         let record = state.attachments.get_mut(&id).expect("it is recorded");
         let redirect = json!({ "profile": "linkerd", "interfaces": ["eth0"] });
         record.redirect = redirects.then(|| serde_json::from_value(redirect).expect("it is one"));

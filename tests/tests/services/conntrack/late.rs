@@ -10,7 +10,7 @@ use denizen_tests::node::fixture::{Host, service_ips};
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::packets::probe::Protocol;
 
-use super::{BOUND, ConntrackContext};
+use super::{ConntrackContext, TIMEOUT};
 
 /// One flow of each protocol and family to the service, from `pod`.
 fn flows(pod: &Pod) -> Result<Vec<KeptFlow>> {
@@ -27,7 +27,7 @@ fn flows(pod: &Pod) -> Result<Vec<KeptFlow>> {
 /// Whether the endpoint sees each of the flows come from the pod's own address.
 fn are_seen(flows: &[KeptFlow], pod: &Pod) -> bool {
     flows.iter().all(|flow| {
-        let seen = flow.ask().seen();
+        let seen = flow.send().seen();
         seen.is_some_and(|seen| pod.addresses.contains(&seen))
     })
 }
@@ -40,14 +40,14 @@ fn masqueraded_flows_of_a_pod_that_is_found_late_are_healed() -> Result<()> {
     let pod = context.fixture.cluster.add_pod_without_denizen("late", Wiring::Routed)?;
     let late = flows(&pod)?;
     for flow in &late {
-        let seen = flow.ask().seen().with_context(|| format!("{flow:?} is not answered"))?;
+        let seen = flow.send().seen().with_context(|| format!("{flow:?} is not answered"))?;
         ensure!(!pod.addresses.contains(&seen), "not known yet: masqueraded");
     }
     let others = context.flows()?;
     context.all_are_answered_by(&others, Host::Remote)?;
     let before = context.tracked(&others)?;
     context.fixture.cluster.remember(&pod)?;
-    eventually("healed", BOUND, || Ok(are_seen(&late, &pod)))?;
+    eventually("healed", TIMEOUT, || Ok(are_seen(&late, &pod)))?;
     assert_eq!(context.tracked(&others)?, before, "nobody else's flow was touched");
     drop(agent);
     Ok(())
@@ -59,15 +59,15 @@ fn flows_of_a_pod_whose_interface_was_renamed_are_healed() -> Result<()> {
     context.endpoints_are(&[Host::Remote])?;
     let agent = context.start_agent()?;
     let pod = &context.fixture.routed;
-    eventually("known", BOUND, || Ok(agent.status()?["pods"] == 2))?;
+    eventually("known", TIMEOUT, || Ok(agent.status()?["pods"] == 2))?;
     // Those that begin between the new name and its record are masqueraded.
     let name = pod.host_interface();
     let mut begun = flows(pod)?;
     for (from, to) in [(name, "renamed0"), ("renamed0", name), (name, "renamed0")] {
         context.node().ip(&format!("link set {from} name {to}"))?;
         let new = flows(pod)?;
-        new.iter().for_each(|flow| drop(flow.ask()));
+        new.iter().for_each(|flow| drop(flow.send()));
         begun.extend(new);
     }
-    eventually("healed", BOUND, || Ok(are_seen(&begun, pod)))
+    eventually("healed", TIMEOUT, || Ok(are_seen(&begun, pod)))
 }

@@ -11,7 +11,7 @@ use denizen_tests::node::fixture::{Host, PORT, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::packets::probe::Protocol;
 
-use super::{BOUND, ConntrackContext};
+use super::{ConntrackContext, TIMEOUT};
 
 /// Everything that could become stale while nobody was there does; what did not is not looked at
 /// twice.
@@ -60,7 +60,7 @@ fn a_restart_finds_what_became_stale(label: &str, flags: Vec<String>) -> Result<
     )?;
     manifests.put("moved", &moved)?;
     let agent = context.start_agent()?;
-    eventually("all flushed", BOUND, || {
+    eventually("all flushed", TIMEOUT, || {
         let all = stale.iter().map(|flow| flow.tracked(context.node()));
         Ok(all.collect::<Result<Vec<_>>>()?.iter().all(Option::is_none))
     })?;

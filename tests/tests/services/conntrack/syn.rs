@@ -17,7 +17,7 @@ use denizen_tests::node::netns::Netns;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
 use socket2::Socket;
 
-use super::BOUND;
+use super::TIMEOUT;
 use crate::context::{BALANCER, NODE_PORT, balanced};
 
 /// Where the other node's pod drops every SYN.
@@ -90,7 +90,7 @@ impl SynContext {
 
     fn attempt(&self, who: Host, to: SocketAddr) -> Result<Attempt> {
         let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
-        let probe = probe.patience(RETRANSMITTED);
+        let probe = probe.timeout(RETRANSMITTED);
         let socket = self.fixture.place(who).0.run(|| probe.begin())?;
         Ok(Attempt { who, probe, socket: socket.with_context(|| format!("{who:?} to {to}"))? })
     }
@@ -109,7 +109,7 @@ impl SynContext {
     /// Another application gets the address and the port of the endpoint that is gone; `change`
     /// gives the service a living one.
     fn all_go_on(&self, attempts: Vec<Attempt>, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        eventually("all wait for the dead endpoint", BOUND, || {
+        eventually("all wait for the dead endpoint", TIMEOUT, || {
             Ok(self.at(HOLE)? == attempts.len())
         })?;
         let begun = Instant::now();
@@ -163,7 +163,7 @@ fn so_they_do_if_the_endpoint_was_replaced_while_no_agent_ran() -> Result<()> {
         agent.terminate()?;
         context.endpoint_is(Host::Routed, PORT)?;
         let agent = context.start_agent()?;
-        eventually("done with looking", BOUND, || Ok(agent.status()?["flushing"] == false))
+        eventually("done with looking", TIMEOUT, || Ok(agent.status()?["flushing"] == false))
     })
 }
 
@@ -175,9 +175,9 @@ fn early_clients_are_served(label: &str, flags: Vec<String>) -> Result<()> {
     let pairs = SynContext::service_addresses().flat_map(|to| CLIENTS.map(|who| (who, to)));
     let pairs: Vec<_> = pairs.zip(FIRST_PORT..).collect();
     let ask = |&((who, to), port): &((Host, SocketAddr), u16)| -> Result<Outcome> {
-        let probe = Probe { port, ..Probe::tcp(to).patience(SILENCE) };
+        let probe = Probe { port, ..Probe::tcp(to).timeout(SILENCE) };
         let from = context.fixture.address(who, to.ip())?;
-        Ok(probe.from(from).ask_in(context.fixture.place(who).0))
+        Ok(probe.from(from).send_in(context.fixture.place(who).0))
     };
     for pair in &pairs {
         let outcome = ask(pair)?;
@@ -215,7 +215,7 @@ fn so_they_are_with_iptables_nft() -> Result<()> {
 fn passes(from: &mut TcpStream, to: &mut TcpStream) -> Result<()> {
     from.write_all(b"on")?;
     let mut buffer = [0; 2];
-    to.set_read_timeout(Some(BOUND))?;
+    to.set_read_timeout(Some(TIMEOUT))?;
     to.read_exact(&mut buffer)?;
     ensure!(&buffer == b"on", "{buffer:?}");
     Ok(())

@@ -28,7 +28,7 @@ nonMasqueradeCIDRs:
 
 /// What has not happened by then never will. (Without notifications the agent looks every ten
 /// seconds.)
-pub const SOON: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The hosts: a service `web` inside the ranges (number 10), and `far`, whose endpoint is outside
 /// them (20).
@@ -84,7 +84,7 @@ impl EgressContext {
 
     /// Whether `who` is seen by the node's address at `to`.
     pub fn is_masqueraded(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<bool> {
-        let outcome = self.fixture.ask(who, to, protocol)?;
+        let outcome = self.fixture.probe(who, to, protocol)?;
         self.fixture.was_masqueraded(who, &outcome)
     }
 
@@ -127,7 +127,7 @@ impl Running {
 
     pub fn wait_masqueraded(&self, who: Host, to: SocketAddr, expected: bool) -> Result<()> {
         let what = format!("masqueraded, {who:?} to {to}: {expected}");
-        eventually(&what, SOON, || {
+        eventually(&what, TIMEOUT, || {
             Ok(self.context.is_masqueraded(who, to, Protocol::Tcp)? == expected)
         })
     }

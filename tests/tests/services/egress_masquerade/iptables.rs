@@ -19,7 +19,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::{binary, for_each_variant};
 use serde_json::{Value, json};
 
-use super::context::{EgressContext, SOON, outside};
+use super::context::{EgressContext, TIMEOUT, outside};
 
 fn backend(variant: Variant) -> Backend {
     match variant {
@@ -85,7 +85,7 @@ fn harm_is_repaired(context: &EgressContext, variant: Variant) -> Result<()> {
         "-t security -A FORWARD -j THEIRS",
     ];
     harms.iter().try_for_each(|harm| variant.run(node, harm))?;
-    eventually("repaired", SOON, || {
+    eventually("repaired", TIMEOUT, || {
         let found = variant.dump(node)?;
         Ok(found == expected && agent.status()?["driftRepaired"] == 1)
     })?;
@@ -120,7 +120,7 @@ fn without_the_flag_no_table_is_made() -> Result<()> {
     for variant in Variant::BOTH {
         let agent = context.start(backend(variant).flags())?;
         variant.run(node, "-t nat -F KUBE-SERVICES")?;
-        eventually("a look", SOON, || Ok(agent.status()?["driftRepaired"] == 1))?;
+        eventually("a look", TIMEOUT, || Ok(agent.status()?["driftRepaired"] == 1))?;
         ensure!(!has_security(node)?, "{variant:?} made it");
         agent.terminate()?;
     }
@@ -172,7 +172,7 @@ fn another_variant_or_backend_leaves_nothing_behind() -> Result<()> {
                 }
                 IptablesLegacy | IptablesNft => Ok(!context.is_programmed(last)?),
             };
-            eventually(&format!("{last:?} is gone"), SOON, is_gone)?;
+            eventually(&format!("{last:?} is gone"), TIMEOUT, is_gone)?;
             ensure!(context.is_masqueraded(Host::Routed, to, Protocol::Tcp)?, "{now:?}");
         }
         agent.terminate()?;
@@ -191,7 +191,7 @@ fn a_firewall_in_forward_still_has_its_say() -> Result<()> {
         let [to, _] = outside();
         ensure!(context.is_masqueraded(Host::Routed, to, Protocol::Tcp)?);
         variant.run(context.node(), "-t filter -P FORWARD DROP")?;
-        let outcome = context.fixture.ask(Host::Routed, to, Protocol::Tcp)?;
+        let outcome = context.fixture.probe(Host::Routed, to, Protocol::Tcp)?;
         ensure!(outcome == Outcome::Dropped, "{variant:?}: {outcome:?}");
     }
     Ok(())
@@ -258,7 +258,7 @@ fn a_kernel_without_the_table_has_services_all_the_same() -> Result<()> {
     let is_served = |number: u8| {
         let mut frontends = service_ips(number).into_iter().map(|ip| SocketAddr::new(ip, 80));
         frontends.all(|frontend| {
-            Probe::tcp(frontend).ask_in(&context.fixture.routed.netns).endpoint().is_some()
+            Probe::tcp(frontend).send_in(&context.fixture.routed.netns).endpoint().is_some()
         })
     };
     agent.until("synced, and both named", |status| status["synced"] == true && named(status))?;
@@ -293,7 +293,7 @@ fn a_foreign_table_of_that_name_is_left_alone_and_named() -> Result<()> {
     ensure!(!context.is_masqueraded(Host::Bridged, v4, Protocol::Tcp)?);
     ensure!(context.is_masqueraded(Host::Bridged, v6, Protocol::Tcp)?);
     node.nft("delete table ip security")?;
-    eventually("no errors", SOON, || Ok(agent.status()?["errors"] == json!([])))?;
+    eventually("no errors", TIMEOUT, || Ok(agent.status()?["errors"] == json!([])))?;
     ensure!(
         context.is_masqueraded(Host::Bridged, v4, Protocol::Tcp).context("once theirs is gone")?
     );

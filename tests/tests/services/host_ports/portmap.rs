@@ -24,7 +24,7 @@ use denizen_tests::packets::probe::{Outcome, Probe, Protocol};
 use denizen_tests::packets::server::Server;
 use serde_json::{Value, json};
 
-use denizen_tests::cases::host_ports::context::{BOUND, port, port_at};
+use denizen_tests::cases::host_ports::context::{TIMEOUT, port, port_at};
 
 /// What portmap writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -274,10 +274,10 @@ fn there_and_back(variant: Variant) -> Result<()> {
     ensure!(agent.terminate()?.success());
     let agent = migration.agent(&["--host-ports=on"])?;
     let served = || Ok(agent.status()?["hostPorts"]["askingPods"].as_u64() == Some(2));
-    eventually("adopted", BOUND, served).with_context(|| agent.log())?;
+    eventually("adopted", TIMEOUT, served).with_context(|| agent.log())?;
     migration.install(&["--once", "--host-ports", "--replace-portmap"])?;
     assert_eq!(migration.kinds()?, ["bridge", "denizen"]);
-    eventually("the dead pod's rules are gone", BOUND + BOUND, || {
+    eventually("the dead pod's rules are gone", TIMEOUT + TIMEOUT, || {
         Ok(!migration.has_rules(&dead_id)?)
     })
     .with_context(|| agent.log())?;
@@ -286,7 +286,7 @@ fn there_and_back(variant: Variant) -> Result<()> {
     let asks = |number, pod: &Pod| -> Result<()> {
         let to = SocketAddr::new(first, number);
         let from = migration.fixture.address(Host::Outside, first)?;
-        let outcome = Probe::tcp(to).from(from).ask_in(migration.fixture.place(Host::Outside).0);
+        let outcome = Probe::tcp(to).from(from).send_in(migration.fixture.place(Host::Outside).0);
         let by = outcome.endpoint().map(|endpoint| endpoint.ip());
         ensure!(by == pod.address_like(first), "{number}: {outcome:?}");
         Ok(())

@@ -23,7 +23,7 @@ fn no_first_packet_is_masqueraded(label: &str, flags: Vec<String>) -> Result<()>
         let wiring = if number % 2 == 0 { Wiring::Bridged } else { Wiring::Routed };
         let pod = cluster.add_pod(&format!("p{number}"), wiring)?;
         let to = SocketAddr::new(service_ips(10)[number / 2 % 2], 80);
-        let outcome = Probe::tcp(to).ask_in(&pod.netns);
+        let outcome = Probe::tcp(to).send_in(&pod.netns);
         if outcome.seen() != pod.address_like(to.ip()) {
             wrong.push((number, wiring, outcome));
         }

@@ -47,11 +47,11 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let agent = fixture.cluster.start_agent_with(["--masquerade-bit=20"])?;
     for (to, protocol) in every_way(10) {
         let (marked, before) = (counted(node, "marked")?, counted(node, "before")?);
-        let outcome = fixture.ask(Host::Outside, to, protocol)?;
+        let outcome = fixture.probe(Host::Outside, to, protocol)?;
         assert!(fixture.was_masqueraded(Host::Outside, &outcome)?, "{to}/{protocol}: {outcome:?}");
         assert_eq!(counted(node, "marked")?, marked + 1, "{to}/{protocol}: the first packet alone");
         assert!(counted(node, "before")? >= before, "{to}/{protocol}");
-        let outcome = fixture.ask(Host::Bridged, to, protocol)?;
+        let outcome = fixture.probe(Host::Bridged, to, protocol)?;
         assert!(!fixture.was_masqueraded(Host::Bridged, &outcome)?, "{to}/{protocol}: {outcome:?}");
     }
     assert_eq!(counted(node, "changed")?, 0, "a foreign bit was changed, or ours was left");
@@ -60,7 +60,7 @@ fn another_bit_masquerades_and_the_others_stay() -> Result<()> {
     let _agent = fixture.cluster.start_agent()?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
     let marked = counted(node, "marked")?;
-    let outcome = fixture.ask(Host::Outside, to, Protocol::Tcp)?;
+    let outcome = fixture.probe(Host::Outside, to, Protocol::Tcp)?;
     assert!(outcome.endpoint().is_some(), "{outcome:?}");
     assert_eq!(counted(node, "marked")?, marked, "the old bit is nobody's any more");
     Ok(())

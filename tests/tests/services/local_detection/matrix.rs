@@ -4,13 +4,13 @@
 use anyhow::{Context, Result, ensure};
 use denizen_tests::agent::Agent;
 use denizen_tests::oracle::detection::{
-    FRONTENDS, MATRIX, MatrixContext, Row, play, play_egress, play_rows, settings,
+    FRONTENDS, MATRIX, MatrixContext, Row, check_egress, check_row, check_rows, settings,
 };
 use denizen_tests::oracle::flows::table::Backend;
 
 fn by_every_backend(label: &str, rows: &[Row]) -> Result<()> {
     for backend in Backend::ALL {
-        play_rows(&format!("{label}-{}", backend as u8), backend, rows)?;
+        check_rows(&format!("{label}-{}", backend as u8), backend, rows)?;
     }
     Ok(())
 }
@@ -37,17 +37,17 @@ fn ranges() -> Result<()> {
 
 #[test]
 fn egress_nftables() -> Result<()> {
-    play_egress("matrix-out", Backend::Nftables, &MATRIX).map(drop)
+    check_egress("matrix-out", Backend::Nftables, &MATRIX).map(drop)
 }
 
 #[test]
 fn egress_iptables_legacy() -> Result<()> {
-    play_egress("matrix-out-l", Backend::IptablesLegacy, &MATRIX).map(drop)
+    check_egress("matrix-out-l", Backend::IptablesLegacy, &MATRIX).map(drop)
 }
 
 #[test]
 fn egress_iptables_nft() -> Result<()> {
-    play_egress("matrix-out-n", Backend::IptablesNft, &MATRIX).map(drop)
+    check_egress("matrix-out-n", Backend::IptablesNft, &MATRIX).map(drop)
 }
 
 /// nf_tables' bridge family knows the port whether or not bridged packets pass the IP hooks.
@@ -65,7 +65,7 @@ fn ports_are_known_without_bridge_netfilter() -> Result<()> {
         for tables in ["iptables", "ip6tables"] {
             node.sysctl(&format!("net.bridge.bridge-nf-call-{tables}"), "0")?;
         }
-        play(&context, &agent, row, &FRONTENDS).with_context(|| format!("{backend:?}"))?;
+        check_row(&context, &agent, row, &FRONTENDS).with_context(|| format!("{backend:?}"))?;
         let still = node.output("sysctl", &["-n", "net.bridge.bridge-nf-call-iptables"])?;
         ensure!(still.trim() == "0", "the agent set it while this was played");
         agent.terminate()?;

@@ -33,7 +33,7 @@ const MODES: [(Option<&str>, &[Host]); 6] = [
 ];
 
 /// Long enough for a change of a manifest to be seen on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A service that the remote pod alone serves, so that no connection is a hairpin.
 fn with_web(label: &str) -> Result<Fixture> {
@@ -60,7 +60,7 @@ fn who_is_local_keeps_its_address_over_every_protocol() -> Result<()> {
             for who in EVERYONE {
                 let what = format!("{mode:?}: {who:?} to {to}/{protocol}");
                 let is_local = local.contains(&who);
-                let outcome = fixture.ask(who, to, protocol)?;
+                let outcome = fixture.probe(who, to, protocol)?;
                 let is_masqueraded = fixture.was_masqueraded(who, &outcome)?;
                 // What the node sends has its address anyway.
                 assert!(who == Host::ThisNode || is_masqueraded != is_local, "{what}: {outcome:?}");
@@ -79,14 +79,14 @@ fn node_cidr_follows_the_node_object() -> Result<()> {
     let (fixture, agent) = with_mode("detect-live", "node-cidr")?;
     let to = (service_ips(10)[0], 80).into();
     let masqueraded = |who| {
-        let outcome = fixture.ask(who, to, Protocol::Tcp)?;
+        let outcome = fixture.probe(who, to, Protocol::Tcp)?;
         fixture.was_masqueraded(who, &outcome)
     };
     assert!(masqueraded(Host::Bridged)? && masqueraded(Host::Routed)?, "no ranges yet");
     let mut node = manifest::node(&fixture.cluster.settings().node_name, &[], "");
     node["spec"] = json!({ "podCIDRs": ["10.10.0.0/16", "fd00:10:10::/48"] });
     fixture.cluster.manifests.put("node", &[node])?;
-    eventually("programmed", SOON, || Ok(!masqueraded(Host::Bridged)?))
+    eventually("programmed", TIMEOUT, || Ok(!masqueraded(Host::Bridged)?))
         .with_context(|| agent.log())?;
     assert!(masqueraded(Host::Routed)?, "its address is in no range");
     Ok(())

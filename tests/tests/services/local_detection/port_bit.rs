@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 const PORT_EXACT: &str = "pod-state=port-exact";
 
 /// A repair that has not come by then never will.
-const BOUND: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn settings(fixture: &Fixture, backend: Backend, mode: &str) -> Settings {
     let flags = backend.flags().into_iter().chain([format!("--detect-local={mode}")]);
@@ -119,9 +119,9 @@ fn no_pod_is_a_stranger_while_the_api_is_silent(label: &str, backend: Backend) -
         settings.flags = backend.flags();
         settings.flags.push(format!("--detect-local={after}"));
         let agent = Agent::spawn(node, settings.clone())?;
-        eventually("pods are programmed", BOUND, || Ok(by_port(node, backend)? != pods))?;
+        eventually("pods are programmed", TIMEOUT, || Ok(by_port(node, backend)? != pods))?;
         for (who, like) in [Host::Bridged, Host::Routed].into_iter().zip(service_ips(10)) {
-            let outcome = fixture.ask(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
+            let outcome = fixture.probe(who, SocketAddr::new(like, 80), Protocol::Tcp)?;
             assert!(!fixture.was_masqueraded(who, &outcome)?, "{after}: {who:?}: {outcome:?}");
         }
         let tally = clients.stop()?;
@@ -199,9 +199,9 @@ fn what_others_do_to_the_bridges_table_is_repaired_with_iptables() -> Result<()>
     ];
     for (harm, count) in harms.into_iter().zip(1..) {
         node.nft(&harm)?;
-        let look = || Ok((table().unwrap_or_default(), agent.status()?["driftRepaired"].clone()));
+        let state = || Ok((table().unwrap_or_default(), agent.status()?["driftRepaired"].clone()));
         let repaired = |(now, count_now): &(String, Value)| *now == expected && *count_now == count;
-        observed(&format!("repaired: {harm}"), BOUND, look, repaired)?;
+        observed(&format!("repaired: {harm}"), TIMEOUT, state, repaired)?;
     }
     agent.terminate()?;
     let tables = ruleset::tables(node)?;

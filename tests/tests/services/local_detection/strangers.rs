@@ -29,7 +29,7 @@ fn a_pod_that_nobody_recorded_is_not_local() -> Result<()> {
         // In the very ranges of the recorded pods: a CIDR would have called it local.
         let netns = Netns::new(&format!("masq-unrec-{name}"))?;
         let stranger = Pod::wire(&fixture.cluster.world.node, netns, name, wiring, &[ip(address)])?;
-        let outcome = Probe::tcp(SocketAddr::new(service_ips(10)[0], 80)).ask_in(&stranger.netns);
+        let outcome = Probe::tcp(SocketAddr::new(service_ips(10)[0], 80)).send_in(&stranger.netns);
         let seen = outcome.seen().expect("answered");
         assert!(fixture.cluster.is_nodes(seen)?, "{wiring:?}: {outcome:?}");
     }
@@ -60,7 +60,7 @@ fn another_address_of_a_recorded_pod_is_not_local() -> Result<()> {
     pod.netns.ip(&format!("addr add {extra}/{} dev eth0", host_length(extra)))?;
     fixture.cluster.world.node.ip(&format!("route add {extra} dev {}", pod.host_interface()))?;
     let to = SocketAddr::new(service_ips(10)[0], 80);
-    let outcome = Probe::tcp(to).from(extra).ask_in(&pod.netns);
+    let outcome = Probe::tcp(to).from(extra).send_in(&pod.netns);
     let seen = outcome.seen().expect("answered");
     assert!(fixture.cluster.is_nodes(seen)?, "{outcome:?}");
     Ok(())

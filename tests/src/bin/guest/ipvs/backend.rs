@@ -42,7 +42,7 @@ const GLOBAL: &[&str] = &["-o", "addr", "show", "scope", "global"];
 const ROUND: usize = MEMBERS.len();
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Served {
     fixture: Fixture,
@@ -69,7 +69,7 @@ impl Served {
     fn start(&self) -> Result<Agent> {
         let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
         let mut agent = Agent::spawn(self.node(), settings)?;
-        agent.wait_programmed(PATIENCE)?;
+        agent.wait_programmed(TIMEOUT)?;
         Ok(agent)
     }
 
@@ -115,23 +115,24 @@ impl Served {
 
     /// Connects, checks the source that the endpoint saw, and returns which endpoint answered.
     fn asked(&self, who: Host, to: SocketAddr, protocol: Protocol, keeps: bool) -> Result<Host> {
-        let outcome = self.fixture.ask(who, to, protocol)?;
-        let said = || format!("{who:?} to {to}/{protocol}: {outcome:?}");
-        let endpoint = outcome.endpoint().with_context(said)?;
-        let answerer = self.fixture.owner(endpoint.ip()).with_context(said)?;
+        let outcome = self.fixture.probe(who, to, protocol)?;
+        let describe = || format!("{who:?} to {to}/{protocol}: {outcome:?}");
+        let endpoint = outcome.endpoint().with_context(describe)?;
+        let answerer = self.fixture.owner(endpoint.ip()).with_context(describe)?;
         let is_pod = who == Host::Bridged || who == Host::Routed;
         let is_kept = keeps && is_pod && answerer != who;
         if who != Host::ThisNode {
-            let is_masqueraded = self.fixture.was_masqueraded(who, &outcome).with_context(said)?;
-            ensure!(is_masqueraded != is_kept, "{}, masqueraded: {is_masqueraded}", said());
+            let is_masqueraded =
+                self.fixture.was_masqueraded(who, &outcome).with_context(describe)?;
+            ensure!(is_masqueraded != is_kept, "{}, masqueraded: {is_masqueraded}", describe());
         }
         Ok(answerer)
     }
 
     fn cleanup(&self, flags: &[&str]) -> Result<String> {
         let mut cleanup = Command::new(binary::ours("denizen-agent")?);
-        let said = self.node().run(|| checked(cleanup.arg("cleanup").args(flags)))??;
-        Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+        let output = self.node().run(|| checked(cleanup.arg("cleanup").args(flags)))??;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 
@@ -151,12 +152,12 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
     let _server = own_port(node)?;
     for ip in services {
         for who in EVERYONE {
-            let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
+            let outcome = fixture.probe(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
             ensure!(outcome == Outcome::Refused, "{who:?} to {ip}: {outcome:?}");
         }
     }
     let own = fixture.address(Host::ThisNode, services[0])?;
-    let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).ask_in(node);
+    let outcome = Probe::tcp(SocketAddr::new(own, OWN_PORT)).send_in(node);
     ensure!(outcome.endpoint().is_some(), "nobody listens there: {outcome:?}");
     Ok(())
 }
@@ -165,7 +166,7 @@ fn own_port_is_refused(fixture: &Fixture, services: [IpAddr; 2]) -> Result<()> {
 /// routed to the node. At these addresses nobody reaches a port of the node itself, and no
 /// neighbour learns that the node has them.
 fn nobody_is_misled_meanwhile(context: &GuestContext, neighbour: &Netns) -> Result<()> {
-    eventually("no new connections for IPVS", PATIENCE, || Ok(!saved(context)?.contains(" -w 1")))?;
+    eventually("no new connections for IPVS", TIMEOUT, || Ok(!saved(context)?.contains(" -w 1")))?;
     let (services, routes) = (service_ips(11), routes(context.node())?);
     ensure!(services.iter().all(|ip| routes.contains(&ip.to_string())), "{routes}");
     own_port_is_refused(context.fixture(), services)?;
@@ -211,13 +212,13 @@ pub(crate) fn nobody_notices() -> Result<()> {
         Ok(agent)
     })?;
     let neighbour = neighbour(context.node(), service_ips(11))?;
-    let others = [
+    let other_backends = [
         ("nftables", Vec::new()),
         ("iptables", Variant::Nft.flags()),
         ("iptables", Variant::Legacy.flags()),
     ];
-    let played = in_full(others.len(), 2);
-    for (other, other_flags) in others.into_iter().take(played) {
+    let count = in_full(other_backends.len(), 2);
+    for (other, other_flags) in other_backends.into_iter().take(count) {
         let mut drained = context.lasting()?;
         let [_, echo] = service_ips(11).map(|ip| SocketAddr::new(ip, 7));
         drained.push(LongConnection::open(context.fixture().place(Host::Outside).0, echo)?);
@@ -232,7 +233,7 @@ pub(crate) fn nobody_notices() -> Result<()> {
             context.start(flags())
         })?;
     }
-    eventually("nothing is left of the others", PATIENCE, || {
+    eventually("nothing is left of the others", TIMEOUT, || {
         let is_served = saved(&context)?.contains(" -w 1");
         let is_left = |variant: &Variant| Ok(variant.dump(context.node())?.contains("KUBE-"));
         let left =
@@ -243,14 +244,14 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let agent = context.start(vec!["--backend=nftables".to_owned()])?;
     // The agent checks again in a minute. On an emulated processor, waiting is cheap and asking is
     // not.
-    eventually("no virtual servers", PATIENCE, || {
+    eventually("no virtual servers", TIMEOUT, || {
         thread::sleep(Duration::from_secs(2));
         Ok(saved(&context)?.is_empty())
     })?;
     ensure!(routes(context.node())?.is_empty(), "{}", routes(context.node())?);
-    eventually("no table of ARP", PATIENCE, || Ok(!has_table(context.node())?))?;
+    eventually("no table of ARP", TIMEOUT, || Ok(!has_table(context.node())?))?;
     context.everyone("nftables alone")?;
-    agent.until("no errors", PATIENCE, |status| {
+    agent.until("no errors", TIMEOUT, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
     })?;
     agent.terminate()?;
@@ -279,12 +280,12 @@ pub(crate) fn serves() -> Result<()> {
     let agent = served.start()?;
     ensure!(served.servers()? == servers, "{:#?}", served.servers()?);
     lasting.still_alive().context("over a restart")?;
-    let said = served.cleanup(&["--kube-proxy"])?;
-    ensure!(said.contains("kept 1 virtual server of ipvs"), "beside the agent: {said}");
+    let output = served.cleanup(&["--kube-proxy"])?;
+    ensure!(output.contains("kept 1 virtual server of ipvs"), "beside the agent: {output}");
     agent.terminate()?;
     ensure!(served.servers()? == servers, "a stop leaves them: {:#?}", served.servers()?);
-    let said = served.cleanup(&[])?;
-    ensure!(said.contains("removed 8 virtual servers"), "{said}");
+    let output = served.cleanup(&[])?;
+    ensure!(output.contains("removed 8 virtual servers"), "{output}");
     ensure!(served.servers()? == [FOREIGN], "{:#?}", served.servers()?);
     ensure!(routes(served.node())?.is_empty(), "{}", routes(served.node())?);
     let now = served.node().output("ip", GLOBAL)?;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING, programmed};
+use denizen_tests::agent::{Agent, START_TIMEOUT, programmed};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::kernel::conntrack::{KeptFlow, tracked};
 use denizen_tests::node::cluster::serve;
@@ -35,10 +35,10 @@ const HOLE: u16 = 8081;
 const BEHIND: [Host; 2] = [Host::Bridged, Host::Remote];
 
 /// A change takes a second of the guest's time.
-const SOON: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A client's port that is used again and again.
-const BOUND: u16 = 41_000;
+const REUSED_PORT: u16 = 41_000;
 
 struct Connections {
     fixture: Fixture,
@@ -82,7 +82,7 @@ impl Connections {
         let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
         let mut agent = Agent::spawn(self.node(), settings)?;
         agent.quiet();
-        agent.wait_programmed(STARTING)?;
+        agent.wait_programmed(START_TIMEOUT)?;
         Ok(agent)
     }
 
@@ -103,7 +103,7 @@ impl Connections {
 
     fn wait(&self, who: Host, wanted: Option<(u32, u32)>) -> Result<()> {
         let what = format!("{who:?} has {wanted:?}");
-        eventually(&what, SOON, || Ok(self.open(who)? == wanted))
+        eventually(&what, TIMEOUT, || Ok(self.open(who)? == wanted))
     }
 }
 
@@ -116,11 +116,11 @@ fn silent_ones_live(context: &Connections, streams: &mut [LongConnection]) -> Re
     let web = at(10, 80);
     let source = context.fixture.address(Host::Routed, web.ip())?;
     let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
-    let first = flow.ask();
+    let first = flow.send();
     ensure!(first.endpoint().is_some(), "{first:?}");
     thread::sleep(Duration::from_secs(3 * SHORT));
     streams.iter_mut().try_for_each(LongConnection::still_alive).context("a silent connection")?;
-    let again = flow.ask();
+    let again = flow.send();
     ensure!(again == first, "a silent flow: {first:?}, then {again:?}");
     Ok(())
 }
@@ -173,21 +173,21 @@ fn flows_move_at_once(context: &Connections) -> Result<()> {
     let web = at(10, 80);
     let source = context.fixture.address(Host::Routed, web.ip())?;
     let flow = KeptFlow::open(context.client(), Protocol::Udp, source, web)?;
-    let outcome = flow.ask();
+    let outcome = flow.send();
     let endpoint = outcome.endpoint().with_context(|| format!("{outcome:?}"))?;
     let served = context.fixture.owner(endpoint.ip()).context("an endpoint")?;
     let rest: Vec<Host> = MEMBERS.into_iter().filter(|who| *who != served).collect();
     let objects = context.fixture.service("web", 10, &every_protocol(), &rest)?;
     context.fixture.cluster.manifests.put("web", &objects)?;
     let gone = format!("{endpoint} ");
-    eventually("the endpoint is gone", SOON, || {
+    eventually("the endpoint is gone", TIMEOUT, || {
         let listed =
             context.node().output("ipvsadm", &["--list", "--numeric", "-u", &web.to_string()])?;
         Ok(!listed.contains(&gone))
     })?;
     // A datagram is lost if it comes before the kernel has forgotten the flow.
     let is_answered = |outcome: &Outcome| outcome.endpoint().is_some();
-    let outcome = observed("answered again", SOON, || Ok(flow.ask()), is_answered)?;
+    let outcome = observed("answered again", TIMEOUT, || Ok(flow.send()), is_answered)?;
     let moved = outcome.endpoint().and_then(|endpoint| context.fixture.owner(endpoint.ip()));
     ensure!(moved.is_some_and(|who| rest.contains(&who)), "{served:?} is gone, and {outcome:?}");
     Ok(())
@@ -217,7 +217,7 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
     for ip in service_ips(MOVED) {
         for who in [Host::Routed, Host::Outside, Host::ThisNode] {
             let probe = Probe::tcp(SocketAddr::new(ip, 80)).from(fixture.address(who, ip)?);
-            let probe = probe.patience(SOON);
+            let probe = probe.timeout(TIMEOUT);
             attempts.push((who, probe, fixture.place(who).0.run(|| probe.begin())??));
         }
     }
@@ -225,7 +225,7 @@ fn unanswered_ones_move(context: &Connections, agent: &Agent) -> Result<()> {
         let all = tracked(context.node(), Protocol::Tcp)?;
         Ok(all.iter().filter(|entry| entry.reply_source.port() == HOLE).count())
     };
-    eventually("they wait for the dead endpoint", SOON, || Ok(waiting()? == attempts.len()))?;
+    eventually("they wait for the dead endpoint", TIMEOUT, || Ok(waiting()? == attempts.len()))?;
     is_served_by(Host::Bridged, PORT)?;
     let begun = Instant::now();
     // IPVS would drop the next SYN of a connection that connection tracking still knows.
@@ -246,7 +246,8 @@ fn a_port_is_used_again(context: &Connections) -> Result<()> {
     let mut longest = Duration::ZERO;
     for _ in 0..10 {
         let begun = Instant::now();
-        let outcome = Probe { port: BOUND, ..Probe::tcp(at(10, 80)) }.ask_in(context.client());
+        let outcome =
+            Probe { port: REUSED_PORT, ..Probe::tcp(at(10, 80)) }.send_in(context.client());
         ensure!(outcome.endpoint().is_some(), "{outcome:?}");
         longest = longest.max(begun.elapsed());
     }
@@ -258,7 +259,9 @@ fn a_port_is_used_again(context: &Connections) -> Result<()> {
 /// (After one has ended and IPVS has forgotten it, nothing is promised for the other one.)
 fn two_frontends_from_one_port(context: &Connections) -> Result<()> {
     let open = |number, port| LongConnection::open_from(context.client(), port, at(number, 7));
-    for (port, first, second) in [(BOUND + 10, ECHOES, BALANCER), (BOUND + 11, BALANCER, ECHOES)] {
+    for (port, first, second) in
+        [(REUSED_PORT + 10, ECHOES, BALANCER), (REUSED_PORT + 11, BALANCER, ECHOES)]
+    {
         let mut one = open(first, port)?;
         one.still_alive()?;
         let mut other = open(second, port)?;

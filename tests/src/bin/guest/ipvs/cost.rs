@@ -28,7 +28,7 @@ const CHANGING: u32 = 1 << 14;
 const IN_A_FILE: u32 = 250;
 
 /// An emulated processor reads and programs for minutes of its own time.
-const PATIENCE: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// How often something short is done.
 const TIMES: usize = 100;
@@ -92,7 +92,7 @@ fn of(fixture: &Fixture, backend: &str) -> Result<Vec<(&'static str, f64)>> {
     let settings = fixture.cluster.settings_with([flag.as_str()]);
     let begun = Instant::now();
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
-    agent.wait_programmed(PATIENCE)?;
+    agent.wait_programmed(TIMEOUT)?;
     let (cold, status) = (begun.elapsed(), agent.status()?);
     ensure!(status["errors"].as_array().is_some_and(Vec::is_empty), "{status}");
     let mut figures = vec![
@@ -133,7 +133,7 @@ fn change(fixture: &Fixture, agent: &Agent) -> Result<f64> {
         // The time of a sync has whole seconds: the next sync's must differ.
         thread::sleep(Duration::from_secs(2));
         put_changing(fixture, ENDPOINTS + more as u32)?;
-        let status = agent.until("the change", PATIENCE, |status| {
+        let status = agent.until("the change", TIMEOUT, |status| {
             status["endpoints"] == before + more && status["lastSync"]["at"] != last
         })?;
         let took = status["lastSync"]["milliseconds"].as_f64().context("the last sync")?;

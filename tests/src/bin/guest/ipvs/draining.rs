@@ -14,7 +14,7 @@ use denizen_tests::packets::long_connection::{self, ECHO, LongConnection};
 use serde_json::Value;
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The echo service. Its two endpoints are chosen one after the other.
 const ECHOES: Port = Port::tcp("echo", 7, ECHO);
@@ -51,7 +51,7 @@ impl Drained {
         let settings = self.fixture.cluster.settings_with(["--backend=ipvs"]);
         let mut agent = Agent::spawn(&self.fixture.cluster.world.node, settings)?;
         agent.quiet();
-        agent.wait_programmed(PATIENCE)?;
+        agent.wait_programmed(TIMEOUT)?;
         Ok(agent)
     }
 
@@ -67,9 +67,9 @@ impl Drained {
         let mut command = Command::new(binary::ours("denizen-agent")?);
         command.args(["connections", "--service=default/echo", "--output=json", "--run-dir"]);
         command.arg(agent.run_dir());
-        let said = self.fixture.cluster.world.node.run(|| checked(&mut command))??;
-        let said: Value = serde_json::from_slice(&said.stdout)?;
-        Ok(said["connections"].as_array().context("connections")?.clone())
+        let output = self.fixture.cluster.world.node.run(|| checked(&mut command))??;
+        let output: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(output["connections"].as_array().context("connections")?.clone())
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn is_shown() -> Result<()> {
     ensure!(draining(&agent.status()?).is_empty(), "{}", agent.status()?);
     drained.echoes(&[Host::Bridged])?;
     let status =
-        agent.until("an endpoint drains", PATIENCE, |status| draining(status).len() == 2)?;
+        agent.until("an endpoint drains", TIMEOUT, |status| draining(status).len() == 2)?;
     connections.iter_mut().try_for_each(LongConnection::still_alive)?;
     let leaving = drained.fixture.address(Host::Bridged, service_ips(NUMBER)[0])?;
     let leaving = SocketAddr::new(leaving, ECHO).to_string();
@@ -112,11 +112,11 @@ pub(crate) fn is_shown() -> Result<()> {
     ensure!(row["since"].is_null() && row["active"] == 1, "{row}");
     connections.iter_mut().try_for_each(LongConnection::still_alive)?;
     drop(connections);
-    agent.until("it has no connections", PATIENCE, |status| {
+    agent.until("it has no connections", TIMEOUT, |status| {
         draining(status).iter().all(|row| row["active"] == 0)
     })?;
     drained.echoes(&[])?;
-    agent.until("it is back", PATIENCE, |status| draining(status).is_empty())?;
+    agent.until("it is back", TIMEOUT, |status| draining(status).is_empty())?;
     agent.terminate()?;
     Ok(())
 }

@@ -42,7 +42,7 @@ pub(crate) fn agrees_with_ipvsadm() -> Result<()> {
     ensure!(ipvs.servers()?.is_empty(), "a new namespace has servers");
     one_by_one(&node, &mut ipvs)?;
     refusals(&node, &mut ipvs)?;
-    others(&node, &mut ipvs)?;
+    foreign_servers(&node, &mut ipvs)?;
     timeouts(&node, &mut ipvs)?;
     ipvs.flush()?;
     ensure!(saved(&node)?.is_empty(), "{:?}", saved(&node)?);
@@ -162,7 +162,7 @@ fn refusals(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
 }
 
 /// What this driver never makes itself is recognised …
-fn others(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
+fn foreign_servers(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     let at = "10.96.0.12:80";
     node.feed(
         "ipvsadm",
@@ -190,8 +190,8 @@ fn timeouts(node: &Netns, ipvs: &mut Ipvs) -> Result<()> {
     ensure!(ipvs.timeouts()? != wanted, "{:?}", ipvs.timeouts()?);
     ipvs.set_timeouts(&wanted)?;
     ensure!(ipvs.timeouts()? == wanted, "{:?}", ipvs.timeouts()?);
-    let said = node.output("ipvsadm", &["--list", "--timeout"])?;
-    ensure!(said.contains("86400 121 301"), "{said}");
+    let output = node.output("ipvsadm", &["--list", "--timeout"])?;
+    ensure!(output.contains("86400 121 301"), "{output}");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, START_TIMEOUT};
 use denizen_tests::node::fixture::{Fixture, Host, service_ips};
 use denizen_tests::packets::long_connection;
 use denizen_tests::packets::probe::{Outcome, Probe, Protocol, SILENCE};
@@ -26,8 +26,8 @@ table inet others {
 
 /// What a host outside gets when it connects from this source port.
 fn ask(fixture: &Fixture, port: u16, to: SocketAddr) -> Result<Outcome> {
-    let probe = Probe::tcp(to).from(fixture.address(Host::Outside, to.ip())?).patience(SILENCE);
-    Ok(Probe { port, ..probe }.ask_in(fixture.place(Host::Outside).0))
+    let probe = Probe::tcp(to).from(fixture.address(Host::Outside, to.ip())?).timeout(SILENCE);
+    Ok(Probe { port, ..probe }.send_in(fixture.place(Host::Outside).0))
 }
 
 /// They get neither a port of the node itself, nor an endpoint that sees another source than the
@@ -52,7 +52,7 @@ pub(crate) fn are_refused() -> Result<()> {
     }
     let mut agent = Agent::spawn(node, fixture.cluster.settings_with(["--backend=ipvs"]))?;
     agent.quiet();
-    agent.wait_programmed(STARTING)?;
+    agent.wait_programmed(START_TIMEOUT)?;
     for to in &asked {
         let outcome = ask(&fixture, EARLIER, *to)?;
         ensure!(outcome == Outcome::Refused, "{to} from the earlier port: {outcome:?}");

@@ -12,7 +12,7 @@ use denizen_tests::node::fixture::{Fixture, service_ips};
 use denizen_tests::node::netns::Netns;
 
 /// An emulated processor takes its time.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The rules count connections. The virtual servers count too, as `ipvsadm` shows: the kernel sums
 /// that up every two seconds.
@@ -21,7 +21,7 @@ pub(crate) fn connections_are_counted() -> Result<()> {
     let by_ipvs = |node: &Netns| {
         let arguments = ["--list", "--numeric", "--exact", "--stats"];
         let list = || node.output("ipvsadm", &arguments);
-        observed("IPVS has counted", PATIENCE, list, |listed| has_counted(listed)).map(drop)
+        observed("IPVS has counted", TIMEOUT, list, |listed| has_counted(listed)).map(drop)
     };
     counted_connections::are_counted(&fixture, "--backend=ipvs", scrape, by_ipvs)
 }

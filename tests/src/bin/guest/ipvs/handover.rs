@@ -13,7 +13,7 @@ use crate::context::GuestContext;
 
 /// An emulated processor has to load the kernel's modules first; and the agent resyncs every
 /// minute.
-const PATIENCE: Duration = Duration::from_secs(150);
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// The agent's scheduler: first one that differs from kube-proxy's, then the same.
 const SCHEDULERS: [&str; 2] = ["wrr", "rr"];
@@ -69,19 +69,19 @@ pub(crate) fn nobody_notices() -> Result<()> {
     let agent = context.unnoticed(&mut theirs, "denizen comes", start)?;
     let [_, taken] = handover.carried("both are there")?;
     ensure!(taken == 0, "denizen's rules come first: {taken}");
-    let said = context.unnoticed(&mut theirs, "kube-proxy goes", || handover.cleanup(&agent))?;
-    ensure!(said.contains("to the agent, with their connections"), "{said}");
-    ensure!(!said.contains("ended"), "{said}");
-    eventually("all are denizen's", PATIENCE, || handover.has_all(SCHEDULERS[0]))?;
-    agent.until("no errors", PATIENCE, |status| {
+    let output = context.unnoticed(&mut theirs, "kube-proxy goes", || handover.cleanup(&agent))?;
+    ensure!(output.contains("to the agent, with their connections"), "{output}");
+    ensure!(!output.contains("ended"), "{output}");
+    eventually("all are denizen's", TIMEOUT, || handover.has_all(SCHEDULERS[0]))?;
+    agent.until("no errors", TIMEOUT, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
     })?;
     // Rules choose for `web` over TCP, not IPVS, because it shares its endpoints with `frontend`.
-    eventually("ipvs carries", PATIENCE, || {
+    eventually("ipvs carries", TIMEOUT, || {
         let [all, taken] = handover.carried("denizen alone")?;
         Ok(taken > all / 2 && taken < all)
     })?;
-    ensure!(flow.ask().endpoint().is_some(), "a flow broke");
+    ensure!(flow.send().endpoint().is_some(), "a flow broke");
     theirs.iter_mut().try_for_each(LongConnection::still_alive)?;
     let addresses = context.addresses()?;
     ensure!(addresses == before, "{before}\nbut now\n{addresses}");
@@ -90,21 +90,21 @@ pub(crate) fn nobody_notices() -> Result<()> {
     // takes kube-proxy's scheduler first.
     agent.terminate()?;
     let agent = handover.start(SCHEDULERS[1])?;
-    eventually("kube-proxy's scheduler", PATIENCE, || handover.has_all(SCHEDULERS[1]))?;
+    eventually("kube-proxy's scheduler", TIMEOUT, || handover.has_all(SCHEDULERS[1]))?;
     context.unnoticed(&mut theirs, "kube-proxy comes back", || handover.ipvs.start())?;
-    let said = context.unnoticed(&mut theirs, "denizen goes", || {
+    let output = context.unnoticed(&mut theirs, "denizen goes", || {
         agent.terminate()?;
         context.cleanup(&[])
     })?;
     // The virtual server of `echo` at its IPv6 address, which kube-proxy does not have.
-    ensure!(said.contains("removed 1 virtual server\n"), "others are kube-proxy's: {said}");
+    ensure!(output.contains("removed 1 virtual server\n"), "others are kube-proxy's: {output}");
     let [all, taken] = handover.carried("ipvs serves again")?;
     ensure!(taken == all, "nobody else is there: {taken} of {all}");
     let links = context.node().output("ip", &["-brief", "link"])?;
     ensure!(links.contains(DEVICE), "{links}");
     theirs.iter_mut().try_for_each(LongConnection::still_alive)?;
-    let said = context.cleanup(&["--kube-proxy"])?;
-    ensure!(said.contains("kube-proxy ipvs device"), "{said}");
+    let output = context.cleanup(&["--kube-proxy"])?;
+    ensure!(output.contains("kube-proxy ipvs device"), "{output}");
     ensure!(handover.servers()?.is_empty(), "{:#?}", handover.servers()?);
     let routes =
         context.node().output("ip", &["route", "show", "table", "local", "proto", "213"])?;

@@ -14,7 +14,7 @@ use denizen_tests::test_length;
 use serde_json::{Value, json};
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The endpoints. The client is neither of them, so both see its own address and port.
 const MEMBERS: [Host; 2] = [Host::Routed, Host::Remote];
@@ -43,14 +43,14 @@ fn schedule(fixture: &Fixture, agent: &Agent, scheduler: &str, members: &[Host])
     }
     fixture.cluster.manifests.put("web", &objects)?;
     let node = &fixture.cluster.world.node;
-    eventually("the scheduler and the endpoints are there", PATIENCE, || {
+    eventually("the scheduler and the endpoints are there", TIMEOUT, || {
         let saved = node.output("ipvsadm", &["--save", "--numeric"])?;
         let of_web = |line: &&str| line.starts_with("-A") && line.contains(":80 ");
         let others = |line: &str| !line.contains(&format!(" -s {scheduler}"));
         let is_scheduled = !saved.lines().filter(of_web).any(others);
         Ok(is_scheduled && listed(fixture)?.len() == members.len())
     })?;
-    agent.until("no errors", PATIENCE, |status| {
+    agent.until("no errors", TIMEOUT, |status| {
         status["errors"].as_array().is_some_and(Vec::is_empty)
     })?;
     Ok(())
@@ -91,7 +91,7 @@ fn ask(
     known: &mut BTreeSet<String>,
 ) -> Result<AnsweredQuestion> {
     for _ in 0..TRIES {
-        let outcome = fixture.ask(Host::Bridged, to, protocol)?;
+        let outcome = fixture.probe(Host::Bridged, to, protocol)?;
         let Outcome::Answered { endpoint, seen } = outcome else {
             anyhow::bail!("{to}/{protocol}: {outcome:?}");
         };
@@ -118,7 +118,7 @@ pub(crate) fn are_predicted() -> Result<()> {
     let settings = fixture.cluster.settings_with(["--backend=ipvs"]);
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
     agent.quiet();
-    agent.wait_programmed(PATIENCE)?;
+    agent.wait_programmed(TIMEOUT)?;
     let many = test_length::in_full(2500, 48);
     let mut known = BTreeSet::new();
     let schedulers = [("mh", many, MEMBERS.len()), ("sh", many, MEMBERS.len())];
@@ -137,11 +137,12 @@ pub(crate) fn are_predicted() -> Result<()> {
             let answered: BTreeSet<SocketAddr> =
                 exchanges.iter().map(|exchange| exchange.endpoint).collect();
             ensure!(answered.len() == answer, "{scheduler} at {to}: {answered:?}");
-            for (exchange, said) in exchanges.iter().zip(predicted(&agent, &exchanges)?) {
-                let chosen = said["virtualServer"]["chosen"].as_str().context("a prediction")?;
+            for (exchange, explained) in exchanges.iter().zip(predicted(&agent, &exchanges)?) {
+                let chosen =
+                    explained["virtualServer"]["chosen"].as_str().context("a prediction")?;
                 ensure!(
                     chosen == exchange.endpoint.to_string(),
-                    "{scheduler}: {} answered {}: {said}",
+                    "{scheduler}: {} answered {}: {explained}",
                     exchange.endpoint,
                     exchange.question
                 );

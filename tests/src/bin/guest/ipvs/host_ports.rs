@@ -1,6 +1,6 @@
 //! Host ports beside the backend ipvs, which routes services' addresses to this node: the same
 //! statements hold as beside the other backends. Setting up a node takes an emulated processor
-//! long, so one node plays all statements.
+//! long, so one node runs all statements.
 
 use std::time::Instant;
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, START_TIMEOUT};
 use denizen_tests::eventually::observed;
 use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{EVERYONE, Fixture, Host, PORT, every_way, service_ips};
@@ -39,7 +39,7 @@ fn start(fixture: &Fixture, flags: &[&str]) -> Result<Agent> {
     let settings = fixture.cluster.settings_with(flags);
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
     agent.quiet();
-    agent.wait_programmed(STARTING)?;
+    agent.wait_programmed(START_TIMEOUT)?;
     Ok(agent)
 }
 
@@ -49,19 +49,19 @@ fn dropping_firewalls(fixture: &Fixture) -> Result<()> {
     node.nft(FIREWALL)?;
     let agent = start(fixture, &[])?;
     let web = SocketAddr::new(service_ips(10)[0], 80);
-    let closed = Probe::tcp(web).patience(SILENCE).ask_in(fixture.place(Host::Outside).0);
+    let closed = Probe::tcp(web).timeout(SILENCE).send_in(fixture.place(Host::Outside).0);
     ensure!(closed == Outcome::Dropped, "nothing lets it in: {closed:?}");
     agent.terminate()?;
     let agent = start(fixture, &["--open-forward"])?;
     for (to, protocol) in every_way(10) {
         for who in EVERYONE {
             let is_served = |outcome: &Outcome| outcome.endpoint().is_some();
-            observed("served", STARTING, || fixture.ask(who, to, protocol), is_served)
+            observed("served", START_TIMEOUT, || fixture.probe(who, to, protocol), is_served)
                 .with_context(|| format!("{who:?} to {to}/{protocol}"))?;
         }
     }
     let own = SocketAddr::new(fixture.address(Host::ThisNode, web.ip())?, HOST_PORT);
-    let outcome = Probe::tcp(own).patience(SILENCE).ask_in(fixture.place(Host::Outside).0);
+    let outcome = Probe::tcp(own).timeout(SILENCE).send_in(fixture.place(Host::Outside).0);
     ensure!(outcome == Outcome::Dropped, "the node's own port is let in: {outcome:?}");
     agent.terminate()?;
     node.nft("delete table inet filter")
@@ -85,7 +85,7 @@ fn hosts_as_endpoints(fixture: &Fixture) -> Result<()> {
             ensure!(explained.virtual_server.is_some(), "{explained:?}");
             let mut answered = Vec::new();
             for _ in members {
-                let outcome = fixture.ask(who, to, protocol)?;
+                let outcome = fixture.probe(who, to, protocol)?;
                 let endpoint =
                     outcome.endpoint().with_context(|| format!("{who:?} {to}: {outcome:?}"))?;
                 answered.push(fixture.owner(endpoint.ip()));
@@ -116,7 +116,7 @@ fn no_source_is_a_services(fixture: &Fixture) -> Result<()> {
     node.output("ip", &["-4", "addr", "flush", "dev", veth])?;
     node.ip(&format!("route replace {at}/32 dev {veth}"))?;
     node.sysctl(&format!("net.ipv4.conf.{veth}.proxy_arp"), "1")?;
-    let outcome = fixture.ask(Host::Outside, SocketAddr::new(like, 80), Protocol::Tcp)?;
+    let outcome = fixture.probe(Host::Outside, SocketAddr::new(like, 80), Protocol::Tcp)?;
     let seen = outcome.seen().with_context(|| format!("{outcome:?}"))?;
     ensure!(fixture.cluster.is_nodes(seen)?, "an endpoint saw {seen}");
     agent.terminate()?;

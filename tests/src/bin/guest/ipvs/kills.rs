@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, START_TIMEOUT};
 use denizen_tests::binary;
 use denizen_tests::kernel::system_calls::{Sent, at_each_message, stopped_behind};
 use denizen_tests::node::cluster::serve;
@@ -65,7 +65,7 @@ enum Before {
     Served,
 }
 
-struct Killed {
+struct KillContext {
     fixture: Fixture,
     /// The port that the next client asks from.
     next_port: Cell<u16>,
@@ -73,15 +73,15 @@ struct Killed {
 }
 
 /// What is done to the service that comes and goes.
-type ServiceChange = (&'static str, fn(&Killed) -> Result<()>);
+type ServiceChange = (&'static str, fn(&KillContext) -> Result<()>);
 
 const CHANGES: [ServiceChange; 3] = [
-    ("a service comes", |killed| killed.extra(&MEMBERS)),
-    ("an endpoint goes", |killed| killed.extra(&MEMBERS[..2])),
-    ("a service goes", |killed| killed.fixture.cluster.manifests.remove("extra")),
+    ("a service comes", |context| context.extra(&MEMBERS)),
+    ("an endpoint goes", |context| context.extra(&MEMBERS[..2])),
+    ("a service goes", |context| context.fixture.cluster.manifests.remove("extra")),
 ];
 
-impl Killed {
+impl KillContext {
     fn new() -> Result<Self> {
         let fixture = long_connection::fixture("ipvs-kill")?;
         let none = [manifest::service("none", &service_ips(NONE), &HTTP)];
@@ -119,17 +119,17 @@ impl Killed {
 
     fn started(&self) -> Result<Agent> {
         let mut agent = self.spawned()?;
-        agent.wait_programmed(STARTING)?;
+        agent.wait_programmed(START_TIMEOUT)?;
         Ok(agent)
     }
 
-    fn ask(&self, who: Host, number: u8, like: usize, port: u16) -> Result<Outcome> {
+    fn probe(&self, who: Host, number: u8, like: usize, port: u16) -> Result<Outcome> {
         let to = SocketAddr::new(service_ips(number)[like], port);
         let from = self.next_port.replace(self.next_port.get() + 1);
         ensure!(from < LAST_PORT, "a client would use a port again");
         let probe = Probe::tcp(to).from(self.fixture.address(who, to.ip())?);
         let probe = Probe { port: from, ..probe };
-        Ok(probe.ask_in(self.fixture.place(who).0))
+        Ok(probe.send_in(self.fixture.place(who).0))
     }
 
     /// Whether an endpoint answered. It must be one of `MEMBERS`, and must have seen the right
@@ -153,20 +153,21 @@ impl Killed {
     }
 
     /// What must hold whenever the agent is killed.
-    fn look(&self, before: Before) -> Result<()> {
+    fn ensure_safe(&self, before: Before) -> Result<()> {
         for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
             for number in [WEB, EXTRA] {
-                let outcome = self.ask(who, number, like, OWN_PORT)?;
-                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
-                ensure!(outcome.endpoint().is_none(), said());
+                let outcome = self.probe(who, number, like, OWN_PORT)?;
+                let describe =
+                    || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), describe());
             }
-            let outcome = self.ask(who, WEB, like, 80)?;
+            let outcome = self.probe(who, WEB, like, 80)?;
             let is_served = self.is_served(who, &outcome)?;
             ensure!(is_served || before == Before::Nothing, "{who:?} to a service: {outcome:?}");
-            let outcome = self.ask(who, EXTRA, like, 80)?;
+            let outcome = self.probe(who, EXTRA, like, 80)?;
             let is_served = self.is_served(who, &outcome)?;
             ensure!(is_served || is_refused(&outcome), "{who:?} to what changes: {outcome:?}");
-            let outcome = self.ask(who, NONE, like, 80)?;
+            let outcome = self.probe(who, NONE, like, 80)?;
             ensure!(is_refused(&outcome), "{who:?} to nobody's service: {outcome:?}");
         }
         Ok(())
@@ -175,9 +176,9 @@ impl Killed {
     /// Everything is as it should be; the service that comes and goes is served exactly if
     /// `is_there`.
     fn ensure_whole(&self, is_there: bool) -> Result<()> {
-        self.look(Before::Served)?;
+        self.ensure_safe(Before::Served)?;
         for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
-            let outcome = self.ask(who, EXTRA, like, 80)?;
+            let outcome = self.probe(who, EXTRA, like, 80)?;
             ensure!(self.is_served(who, &outcome)? == is_there, "{who:?}: {outcome:?}");
         }
         let saved = self.node().output("ipvsadm", &["--save", "--numeric"])?;
@@ -217,15 +218,16 @@ impl Killed {
     }
 
     /// What must hold wherever `cleanup` is killed. Returns how many connections were served.
-    fn look_at_remains(&self) -> Result<usize> {
+    fn probe_remains(&self) -> Result<usize> {
         let mut served = 0;
         for (who, like) in CLIENTS.into_iter().flat_map(|who| [(who, 0), (who, 1)]) {
             for number in [WEB, EXTRA] {
-                let outcome = self.ask(who, number, like, OWN_PORT)?;
-                let said = || format!("{who:?} to the node's own port at {number}: {outcome:?}");
-                ensure!(outcome.endpoint().is_none(), said());
+                let outcome = self.probe(who, number, like, OWN_PORT)?;
+                let describe =
+                    || format!("{who:?} to the node's own port at {number}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), describe());
             }
-            served += usize::from(self.is_served(who, &self.ask(who, WEB, like, 80)?)?);
+            served += usize::from(self.is_served(who, &self.probe(who, WEB, like, 80)?)?);
         }
         Ok(served)
     }
@@ -267,20 +269,20 @@ fn place(turn: usize, messages: usize) -> usize {
 
 /// The first load, from nothing.
 pub(crate) fn first_load() -> Result<()> {
-    let killed = Killed::new()?;
-    let agent = killed.spawned()?;
-    let messages = killed.messages(&agent, || Ok(()))?;
+    let context = KillContext::new()?;
+    let agent = context.spawned()?;
+    let messages = context.messages(&agent, || Ok(()))?;
     agent.kill()?;
-    killed.ensure_whole(false)?;
+    context.ensure_whole(false)?;
     let mut hit = 0;
     for turn in 0..count(messages) {
         let place = place(turn, messages);
-        killed.cleanup()?;
-        hit += usize::from(killed.kill(killed.spawned()?, place, || Ok(()))?);
-        let said = || format!("the first load, killed behind {place} of {messages} messages");
-        killed.look(Before::Nothing).with_context(said)?;
-        let agent = killed.started().with_context(said)?;
-        killed.ensure_whole(false).with_context(said)?;
+        context.cleanup()?;
+        hit += usize::from(context.kill(context.spawned()?, place, || Ok(()))?);
+        let describe = || format!("the first load, killed behind {place} of {messages} messages");
+        context.ensure_safe(Before::Nothing).with_context(describe)?;
+        let agent = context.started().with_context(describe)?;
+        context.ensure_whole(false).with_context(describe)?;
         agent.kill()?;
     }
     println!("  killed at {hit} of {messages} places");
@@ -290,11 +292,11 @@ pub(crate) fn first_load() -> Result<()> {
 
 /// Services and endpoints come and go.
 pub(crate) fn changes() -> Result<()> {
-    let killed = Killed::new()?;
-    let mut agent = killed.started()?;
+    let context = KillContext::new()?;
+    let mut agent = context.started()?;
     let mut messages = Vec::new();
     for (_, change) in CHANGES {
-        messages.push(killed.messages(&agent, || change(&killed))?);
+        messages.push(context.messages(&agent, || change(&context))?);
     }
     let mut hit = [0; CHANGES.len()];
     let most = messages.iter().copied().max().unwrap_or_default();
@@ -302,11 +304,11 @@ pub(crate) fn changes() -> Result<()> {
         for (index, (what, change)) in CHANGES.into_iter().enumerate() {
             let of = messages[index];
             let place = place(turn, of);
-            let said = || format!("{what}, killed behind {place} of {of} messages");
-            hit[index] += usize::from(killed.kill(agent, place, || change(&killed))?);
-            killed.look(Before::Served).with_context(said)?;
-            agent = killed.started().with_context(said)?;
-            killed.ensure_whole(index != 2).with_context(said)?;
+            let describe = || format!("{what}, killed behind {place} of {of} messages");
+            hit[index] += usize::from(context.kill(agent, place, || change(&context))?);
+            context.ensure_safe(Before::Served).with_context(describe)?;
+            agent = context.started().with_context(describe)?;
+            context.ensure_whole(index != 2).with_context(describe)?;
         }
     }
     for ((what, _), (hit, of)) in CHANGES.iter().zip(hit.iter().zip(&messages)) {
@@ -320,13 +322,13 @@ pub(crate) fn changes() -> Result<()> {
 /// Clients connect after every message of a `cleanup`. Then other cleanups are killed, and the next
 /// one finishes each time.
 pub(crate) fn cleanups() -> Result<()> {
-    let killed = Killed::new()?;
-    killed.extra(&MEMBERS)?;
-    killed.started()?.kill()?;
+    let context = KillContext::new()?;
+    context.extra(&MEMBERS)?;
+    context.started()?.kill()?;
     let mut served = Vec::new();
-    let (begin, pid) = killed.waiting_cleanup()?;
+    let (begin, pid) = context.waiting_cleanup()?;
     let messages = at_each_message(pid, begin, |sent| {
-        let count = killed.look_at_remains().with_context(|| format!("behind {sent} messages"))?;
+        let count = context.probe_remains().with_context(|| format!("behind {sent} messages"))?;
         served.push(count);
         Ok(())
     })?;
@@ -338,15 +340,15 @@ pub(crate) fn cleanups() -> Result<()> {
     // `nobody` is a place where virtual servers, or their routes, are being removed: the next
     // cleanup recognises virtual servers by these routes.
     for place in spread.chain([nobody]) {
-        let said = || format!("killed behind {place} of {messages} messages");
-        killed.started().with_context(said)?.kill()?;
-        let (begin, pid) = killed.waiting_cleanup()?;
+        let describe = || format!("killed behind {place} of {messages} messages");
+        context.started().with_context(describe)?.kill()?;
+        let (begin, pid) = context.waiting_cleanup()?;
         ensure!(stopped_behind(pid, place, begin)? == Sent::Stopped, "it ended before {place}");
         kill(pid, Signal::SIGKILL)?;
         waitpid(pid, None)?;
-        killed.cleanup().with_context(said)?;
-        let servers = killed.node().output("ipvsadm", &["--save", "--numeric"])?;
-        let tables = killed.node().output("nft", &["list", "tables"])?;
+        context.cleanup().with_context(describe)?;
+        let servers = context.node().output("ipvsadm", &["--save", "--numeric"])?;
+        let tables = context.node().output("nft", &["list", "tables"])?;
         ensure!(servers.is_empty() && !tables.contains("denizen"), "left: {servers}{tables}");
     }
     Ok(())

@@ -18,7 +18,7 @@ use crate::context::GuestContext;
 use crate::ipvs::backend::{OWN_PORT, own_port};
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A service moves to nf_tables, and is then deleted: neither ends a connection through IPVS.
 pub(crate) fn connections_go_on() -> Result<()> {
@@ -39,14 +39,14 @@ pub(crate) fn connections_go_on() -> Result<()> {
         fixture.service("echo", 11, &[Port::tcp("echo", 7, ECHO)], &[Host::Routed])?;
     objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
     fixture.cluster.manifests.put("echo", &objects)?;
-    eventually("no new connections for IPVS", PATIENCE, || Ok(saved()?.contains(&real(0))))?;
+    eventually("no new connections for IPVS", TIMEOUT, || Ok(saved()?.contains(&real(0))))?;
     alive("nf_tables carries the service")?;
     let outside = fixture.place(Host::Outside).0;
     LongConnection::open(outside, echo)?.still_alive().context("through nf_tables")?;
 
     fixture.cluster.manifests.remove("echo")?;
-    eventually("the service is gone", PATIENCE, || {
-        Ok(Probe::tcp(echo).ask_in(outside) == Outcome::Refused)
+    eventually("the service is gone", TIMEOUT, || {
+        Ok(Probe::tcp(echo).send_in(outside) == Outcome::Refused)
     })?;
     alive("the service is gone")?;
     ensure!(saved()?.contains(&real(0)), "{}", saved()?);
@@ -66,20 +66,21 @@ pub(crate) fn step_by_step(
     let _own = own_port(context.node())?;
     let mut agent = context.spawn(flags)?;
     let pid = Pid::from_raw(i32::try_from(agent.pid())?);
-    let looks = at_each_message(
+    let messages = at_each_message(
         pid,
         || Ok(()),
         |sent| {
             for (who, ip) in [Host::Outside, Host::ThisNode].into_iter().zip(left) {
-                let outcome = fixture.ask(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
-                let said = || format!("behind {sent} messages, {who:?} got from {ip}: {outcome:?}");
-                ensure!(outcome.endpoint().is_none(), said());
+                let outcome = fixture.probe(who, SocketAddr::new(ip, OWN_PORT), Protocol::Tcp)?;
+                let describe =
+                    || format!("behind {sent} messages, {who:?} got from {ip}: {outcome:?}");
+                ensure!(outcome.endpoint().is_none(), describe());
             }
             Ok(())
         },
     )?;
-    println!("  asked behind {looks} messages");
-    agent.wait_programmed(PATIENCE)?;
+    println!("  asked behind {messages} messages");
+    agent.wait_programmed(TIMEOUT)?;
     Ok(agent)
 }
 
@@ -96,7 +97,7 @@ fn kube_proxys_stay(context: &GuestContext) -> Result<()> {
     ensure!(before.iter().any(|line| line.trim_end().ends_with("-w 1")), "{before:#?}");
     // The virtual server of `echo` is not wanted any more, and has an open connection.
     let agent = step_by_step(context, vec!["--backend=nftables".to_owned()], service_ips(11))?;
-    eventually("denizen's are gone", PATIENCE, || {
+    eventually("denizen's are gone", TIMEOUT, || {
         let now = listed()?;
         Ok(now.lines().count() == theirs(&now).len())
     })?;

@@ -13,11 +13,11 @@ use serde_json::Value;
 use crate::check::setting;
 use crate::context::GuestContext;
 
-/// An emulated processor has to load modules, and the kernel removes namespaces of earlier plays
+/// An emulated processor has to load modules, and the kernel removes namespaces of earlier tests
 /// when it has time for that.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A scheduler that no other play asks for.
+/// A scheduler that no other test asks for.
 const SCHEDULER: &str = "nq";
 
 /// A configuration file of `modprobe`, and its content: asking for IPVS's generic netlink family
@@ -35,7 +35,7 @@ fn loaded() -> Result<Vec<String>> {
 
 /// Unloads the modules, which nothing uses any more.
 fn unload() -> Result<()> {
-    eventually("no module of IPVS", PATIENCE, || {
+    eventually("no module of IPVS", TIMEOUT, || {
         let mut left = loaded()?;
         // The other modules need ip_vs: it goes last.
         left.sort_by_key(|name| name == "ip_vs");
@@ -87,9 +87,10 @@ pub(crate) fn are_loaded() -> Result<()> {
 fn is_served_without(context: &GuestContext) -> Result<()> {
     let agent = start(context)?;
     let status = agent.status()?;
-    let said = ["IPVS cannot be used, nftables balances everything: the kernel's module ip_vs is \
+    let expected =
+        ["IPVS cannot be used, nftables balances everything: the kernel's module ip_vs is \
                  not loaded"];
-    ensure!(errors(&status) == said, "{status}");
+    ensure!(errors(&status) == expected, "{status}");
     ensure!(loaded()?.is_empty(), "{:?}", loaded()?);
     context.everyone("nftables balances")?;
     agent.terminate()?;

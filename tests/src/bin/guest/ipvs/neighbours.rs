@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use denizen_tests::agent::{Agent, STARTING};
+use denizen_tests::agent::{Agent, START_TIMEOUT};
 use denizen_tests::eventually::{eventually, observed};
 use denizen_tests::node::fixture::{Fixture, service_ips};
 use denizen_tests::node::netns::Netns;
@@ -19,7 +19,7 @@ const NODE: [&str; 2] = ["192.0.2.1", "2001:db8:2::1"];
 const NEIGHBOUR: [&str; 2] = ["192.0.2.2", "2001:db8:2::2"];
 
 /// Time for the kernel to ask for a neighbour three times.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time for an agent that checks a minute later whether connections through IPVS have ended. On an
 /// emulated processor, waiting is cheap and asking is not: [`PAUSE`] between two questions.
@@ -30,7 +30,7 @@ fn start(fixture: &Fixture, backend: &str) -> Result<Agent> {
     let settings = fixture.cluster.settings_with([format!("--backend={backend}")]);
     let mut agent = Agent::spawn(&fixture.cluster.world.node, settings)?;
     agent.quiet();
-    agent.wait_programmed(STARTING)?;
+    agent.wait_programmed(START_TIMEOUT)?;
     Ok(agent)
 }
 
@@ -55,10 +55,10 @@ pub(crate) fn neighbour(node: &Netns, services: [IpAddr; 2]) -> Result<Netns> {
 pub(crate) fn is_claimed(host: &Netns, address: IpAddr) -> Result<bool> {
     host.output("ip", &["neigh", "flush", "dev", LINK])?;
     let to = address.to_string();
-    Probe::tcp(SocketAddr::new(address, 80)).patience(SILENCE).ask_in(host);
-    let look = || host.output("ip", &["neigh", "show", "to", &to, "dev", LINK]);
+    Probe::tcp(SocketAddr::new(address, 80)).timeout(SILENCE).send_in(host);
+    let neighbour = || host.output("ip", &["neigh", "show", "to", &to, "dev", LINK]);
     let is_known = |seen: &String| ["lladdr", "FAILED"].iter().any(|state| seen.contains(state));
-    Ok(observed("asked for", PATIENCE, look, is_known)?.contains("lladdr"))
+    Ok(observed("asked for", TIMEOUT, neighbour, is_known)?.contains("lladdr"))
 }
 
 pub(crate) fn has_table(node: &Netns) -> Result<bool> {

@@ -24,7 +24,7 @@ use denizen_tests::test_length;
 use serde_json::json;
 
 /// An emulated processor has to load the kernel's modules first.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 const NODE_PORT: u16 = 30_080;
 
@@ -98,7 +98,7 @@ impl PolicyContext {
         let server = serve(node, addresses, &[(Protocol::Tcp, PORT)])?;
         let settings = fixture.cluster.settings_with(["--backend=ipvs", "--network-policy=on"]);
         let mut agent = Agent::spawn(node, settings)?;
-        agent.wait_programmed(PATIENCE)?;
+        agent.wait_programmed(TIMEOUT)?;
         Ok(Self { fixture, agent, _node: server })
     }
 
@@ -117,7 +117,7 @@ impl PolicyContext {
             let table = node.output("nft", &["list", "table", family, "denizen-firewall"])?;
             Ok(table.contains(PENDING))
         };
-        eventually("rules", PATIENCE, || Ok(has_rules("ip")? && has_rules("ip6")?))?;
+        eventually("rules", TIMEOUT, || Ok(has_rules("ip")? && has_rules("ip6")?))?;
         ensure!(self.agent.status()?["networkPolicy"]["pending"] == 2);
         let to = service_ips(10).map(|ip| SocketAddr::new(ip, 80));
         let who = [Host::Bridged, Host::Outside];
@@ -131,7 +131,7 @@ impl PolicyContext {
     /// These policies are in force from now on.
     fn put(&self, policies: &[NetworkPolicy]) -> Result<()> {
         self.put_policies(policies)?;
-        self.agent.until("the policies are in force", PATIENCE, |status| {
+        self.agent.until("the policies are in force", TIMEOUT, |status| {
             let policy = &status["networkPolicy"];
             status["synced"] == true
                 && policy["waitingFor"] == json!([])
@@ -166,26 +166,26 @@ impl PolicyContext {
         expected: impl Fn(Host) -> BTreeSet<Host>,
     ) -> Result<()> {
         for (to, who, protocol) in connections {
-            let said = || format!("{what}: {who:?} to {to}/{protocol}");
+            let describe = || format!("{what}: {who:?} to {to}/{protocol}");
             let (mut answered, mut answers) = (BTreeSet::new(), Vec::new());
             // IPVS serves one endpoint after the other.
             while answers.len() < MEMBERS.len()
                 || answered != expected(who) && answers.len() < MOST_TRIES
             {
-                answers.push(self.answerer(who, to, protocol).with_context(said)?);
+                answers.push(self.answerer(who, to, protocol).with_context(describe)?);
                 answered = answers.iter().copied().flatten().collect();
             }
-            ensure!(answered == expected(who), "{}: {answers:?}", said());
-            let explained = self.explained(who, to, protocol).with_context(said)?;
-            ensure!(explained == answered, "{}: explained {explained:?}", said());
+            ensure!(answered == expected(who), "{}: {answers:?}", describe());
+            let explained = self.explained(who, to, protocol).with_context(describe)?;
+            ensure!(explained == answered, "{}: explained {explained:?}", describe());
         }
         Ok(())
     }
 
     fn answerer(&self, who: Host, to: SocketAddr, protocol: Protocol) -> Result<Option<Host>> {
         let source = self.fixture.address(who, to.ip())?;
-        let probe = Probe { protocol, ..Probe::tcp(to) }.from(source).patience(SILENCE);
-        let outcome = probe.ask_in(self.fixture.place(who).0);
+        let probe = Probe { protocol, ..Probe::tcp(to) }.from(source).timeout(SILENCE);
+        let outcome = probe.send_in(self.fixture.place(who).0);
         let owner = |at: SocketAddr| self.fixture.owner(at.ip()).context("nobody's address");
         outcome.endpoint().map(owner).transpose()
     }
@@ -196,16 +196,19 @@ impl PolicyContext {
         let interface = self.fixture.place(who).1;
         let from = interface.map_or(from.to_string(), |interface| format!("{from}@{interface}"));
         let question = json!({ "explain": { "from": from, "to": format!("{to}/{protocol}") } });
-        let said = self.agent.ask_directly(&question)?;
-        ensure!(said["virtualServer"].is_object(), "IPVS does not carry it: {said:#}");
-        let refused: Vec<_> = said["policies"]
+        let explanation = self.agent.ask_directly(&question)?;
+        ensure!(
+            explanation["virtualServer"].is_object(),
+            "IPVS does not carry it: {explanation:#}"
+        );
+        let refused: Vec<_> = explanation["policies"]
             .as_array()
             .into_iter()
             .flatten()
             .filter(|row| row["result"] == "refused" || row["result"] == "pending")
             .map(|row| &row["endpoint"])
             .collect();
-        let endpoints = said["endpoints"].as_array().context("endpoints")?.iter();
+        let endpoints = explanation["endpoints"].as_array().context("endpoints")?.iter();
         let passed = endpoints.filter(|endpoint| !refused.contains(endpoint));
         let owner = |endpoint: &serde_json::Value| -> Result<Host> {
             let at: SocketAddr = endpoint.as_str().context("an endpoint")?.parse()?;

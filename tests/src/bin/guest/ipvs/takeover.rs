@@ -29,13 +29,13 @@ struct ClientsOfKubeProxy {
 
 impl ClientsOfKubeProxy {
     fn are_alive(&mut self) -> Result<()> {
-        let outcome = self.flow.ask();
+        let outcome = self.flow.send();
         ensure!(outcome.endpoint().is_some(), "a flow broke: {outcome:?}");
         self.connections.iter_mut().try_for_each(LongConnection::still_alive)
     }
 
     fn are_over(mut self) -> Result<()> {
-        let outcome = self.flow.ask();
+        let outcome = self.flow.send();
         ensure!(outcome.endpoint().is_some(), "the flow does not go on: {outcome:?}");
         self.connections.iter_mut().try_for_each(LongConnection::is_reset)
     }
@@ -81,11 +81,11 @@ impl<'a> Takeover<'a> {
         }
         theirs.are_alive()?;
         let cleanup = || self.context.cleanup(&["--kube-proxy"]);
-        let said = self.context.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
+        let output = self.context.unnoticed(&mut ours, "kube-proxy goes", cleanup)?;
         ensure!(
-            said.contains(&format!("an agent is running (process {})", agent.pid()))
-                && said.contains("ended 3 connections"),
-            "{said}"
+            output.contains(&format!("an agent is running (process {})", agent.pid()))
+                && output.contains("ended 3 connections"),
+            "{output}"
         );
         theirs.are_over().context("what ipvs carried")?;
         self.is_gone()?;
@@ -120,14 +120,14 @@ impl<'a> Takeover<'a> {
 fn beside_policies(context: &GuestContext) -> Result<Takeover<'_>> {
     let flags = ["--services=off", "--network-policy=on"].map(str::to_owned);
     let agent = context.start(flags.into())?;
-    let is_said = || -> Result<bool> {
+    let is_reported = || -> Result<bool> {
         let status = agent.status()?;
         let errors = status["errors"].as_array().context("errors")?;
         Ok(errors.iter().any(|error| error.to_string().contains("ipvs serves services here")))
     };
-    ensure!(!is_said()?, "{}", agent.status()?);
+    ensure!(!is_reported()?, "{}", agent.status()?);
     let takeover = Takeover::begin(context, Variant::Legacy)?;
-    ensure!(is_said()?, "{}", agent.status()?);
+    ensure!(is_reported()?, "{}", agent.status()?);
     agent.terminate()?;
     Ok(takeover)
 }

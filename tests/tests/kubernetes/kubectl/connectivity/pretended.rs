@@ -70,7 +70,7 @@ impl PretendedCluster {
         ensure!(self.namespaces().is_empty(), "{:?} is left: {output:#?}", self.namespaces());
         let rest = || Ok(self.workstation.api.objects("pods").len());
         let agents = self.workstation.api.objects("nodes").len();
-        observed("only agents are left", super::BOUND, rest, |pods| *pods == agents)?;
+        observed("only agents are left", super::TIMEOUT, rest, |pods| *pods == agents)?;
         Ok(output)
     }
 }

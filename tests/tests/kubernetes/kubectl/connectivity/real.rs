@@ -9,7 +9,7 @@ use denizen_tests::workstation::CommandOutput;
 use serde_json::{Value, json};
 
 use super::nodes::ClusterOfTwo;
-use super::{BOUND, PREFIX};
+use super::{PREFIX, TIMEOUT};
 
 /// The nodes' ranges of pods, services and nodes, as texts begin with them, and a pod itself.
 const CLUSTER: [&str; 8] = [
@@ -45,7 +45,7 @@ fn nothing_is_left(cluster: &ClusterOfTwo) -> Result<()> {
     for host in &cluster.nodes.hosts {
         let agent = host.agent()?;
         let pods = || Ok(agent.ask_directly(&json!({ "status": {} }))?["pods"] == 0);
-        eventually("no pod is left on the node", BOUND, pods)?;
+        eventually("no pod is left on the node", TIMEOUT, pods)?;
     }
     Ok(())
 }

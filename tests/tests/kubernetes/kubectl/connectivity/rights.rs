@@ -86,7 +86,7 @@ fn a_missing_right_is_named_before_anything_is_made() -> Result<()> {
     cluster
         .workstation
         .api
-        .behave(|manners| manners.forbidden = vec!["networkpolicies", "pods/exec"]);
+        .behave(|behaviour| behaviour.forbidden = vec!["networkpolicies", "pods/exec"]);
     let output = cluster.tested(&[])?;
     let words =
         "not permitted: get pods/exec, create pods/exec, create networkpolicies. Nothing was made";
@@ -96,9 +96,9 @@ fn a_missing_right_is_named_before_anything_is_made() -> Result<()> {
         |request: &&ReceivedRequest| request.method == "POST" && !request.path.contains("reviews");
     ensure!(cluster.workstation.api.requests().iter().find(made).is_none(), "something was made");
     // An API server that does not say what is permitted.
-    cluster.workstation.api.behave(|manners| {
-        manners.forbidden = vec!["networkpolicies"];
-        manners.unserved = vec!["selfsubjectaccessreviews"];
+    cluster.workstation.api.behave(|behaviour| {
+        behaviour.forbidden = vec!["networkpolicies"];
+        behaviour.unserved = vec!["selfsubjectaccessreviews"];
     });
     let output = cluster.tested(&[])?;
     let words = "cannot make a policy (needs: create networkpolicies; conf/kubectl/rbac-test.yaml";

@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
 /// What has not come about by then never will.
-const BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An open page. The browser ends with this value.
 pub struct Browser {
@@ -98,7 +98,7 @@ impl Browser {
 
     /// Waits until an expression is true.
     pub fn until(&mut self, expression: &str) -> Result<()> {
-        observed(expression, BOUND, || self.evaluate(expression), |value| value == true).map(drop)
+        observed(expression, TIMEOUT, || self.evaluate(expression), |value| value == true).map(drop)
     }
 
     /// Presses a key: its name, and the text that it writes.

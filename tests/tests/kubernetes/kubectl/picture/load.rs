@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::ask::Picture;
 use super::browser::Browser;
 use super::shop::{pod_object, service};
-use super::{BOUND, pictures};
+use super::{TIMEOUT, pictures};
 
 const NODES: usize = 50;
 const NAMESPACES: usize = 30;
@@ -251,9 +251,9 @@ fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
     let words: &[&str] = if is_full { &[] } else { &["--every", "1s"] };
     let (started, before) = (Instant::now(), processor_time()?);
     let picture = Picture::of(&workstation, words)?;
-    // A client has its own patience, and the machine may have other things to do.
+    // A client has its own timeout, and the machine may have other things to do.
     let first = || Ok(picture.body("/picture").ok());
-    let page = observed("the first picture", BOUND, first, Option::is_some)?;
+    let page = observed("the first picture", TIMEOUT, first, Option::is_some)?;
     is_bounded(&page.context("no picture")?)?;
     let first = started.elapsed();
     let (used, memory) = (picture.processor_time()?, picture.kilobytes("VmRSS:")?);
@@ -265,14 +265,14 @@ fn a_busy_cluster_is_shown_for_as_long_as_somebody_looks() -> Result<()> {
 
     let mut browser = Browser::open(workstation.netns(), &picture.address(), "1500,1300")?;
     looked_at(&picture, &mut browser)?;
-    picture.until(BOUND, |page| page.contains("edges were forgotten early"))?;
+    picture.until(TIMEOUT, |page| page.contains("edges were forgotten early"))?;
     browser.until("document.querySelectorAll('#map .edge').length > 100")?;
 
     workstation.api.put(&pod_object("ns-00", "Deployment", LATE, 0, "10.77.0.1", 0))?;
     load.has_newcomer.store(true, Ordering::Relaxed);
     let search = format!("/picture?search={LATE}");
     let edge = format!("ns-00/{LATE} to ns-07/app-00, 8080/tcp: connected");
-    let page = picture.until_at(&search, BOUND, |page| page.contains(&edge))?;
+    let page = picture.until_at(&search, TIMEOUT, |page| page.contains(&edge))?;
     let (_, row) = page.split_once("data-row=\"").context("no row")?;
     let id = row.split_once('"').context("no id")?.0;
     let explained = picture.body(&format!("/explain?edge={id}"))?;

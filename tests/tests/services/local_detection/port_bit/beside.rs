@@ -129,7 +129,7 @@ fn kept(
     for like in service_ips(10) {
         let service = SocketAddr::new(like, 80);
         for who in [Host::Bridged, Host::Routed, Host::Remote, Host::Outside] {
-            let outcome = fixture.ask(who, service, Protocol::Tcp)?;
+            let outcome = fixture.probe(who, service, Protocol::Tcp)?;
             // What comes in through eth0 has the bit, and is no pod's for that.
             let local =
                 who == Host::Bridged || (who == Host::Routed && mode.starts_with("pod-state"));
@@ -137,20 +137,20 @@ fn kept(
         }
         // Only bridged; to the node itself; past every service.
         let pod = SocketAddr::new(fixture.address(Host::Bridged, like)?, PORT);
-        let outcome = Probe::tcp(pod).ask_in(&neighbour.netns);
+        let outcome = Probe::tcp(pod).send_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
         let remote = SocketAddr::new(fixture.address(Host::Remote, like)?, PORT);
-        let outcome = Probe::tcp(remote).ask_in(&neighbour.netns);
+        let outcome = Probe::tcp(remote).send_in(&neighbour.netns);
         assert_eq!(outcome.endpoint(), Some(remote), "{outcome:?}");
         // Through a service to the same bridge: bridged, past the rules, it would find no way back.
         if bridge_netfilter == "1" {
             let beside = service_ips(12)[usize::from(like.is_ipv6())];
-            let outcome = Probe::tcp(SocketAddr::new(beside, 80)).ask_in(&neighbour.netns);
+            let outcome = Probe::tcp(SocketAddr::new(beside, 80)).send_in(&neighbour.netns);
             assert_eq!(outcome.endpoint(), Some(pod), "{outcome:?}");
             assert_eq!(outcome.seen(), neighbour.address_like(like), "{outcome:?}");
         }
         let closed = SocketAddr::new(fixture.address(Host::ThisNode, like)?, 9);
-        Probe::tcp(closed).ask_in(&neighbour.netns);
+        Probe::tcp(closed).send_in(&neighbour.netns);
     }
     let listed = [["list", "table", "bridge", "others"], ["list", "table", "inet", "others"]]
         .map(|words| node.output("nft", &words).unwrap_or_default())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// How the server behaves; by default, well. In front of a real server, what concerns pages,
 /// selectors, streams, bookmarks and lateness has no effect: the real server answers such requests.
 #[derive(Debug, Clone)]
-pub struct Manners {
+pub struct ServerBehaviour {
     /// Streaming lists are refused, as by a server whose gate `WatchList` is off.
     pub refuses_streams: bool,
     /// Objects are selected by no field but their names, as with Services before Kubernetes 1.31.
@@ -71,7 +71,7 @@ pub struct Manners {
     pub exec_protocol: &'static str,
 }
 
-impl Default for Manners {
+impl Default for ServerBehaviour {
     fn default() -> Self {
         Self {
             refuses_streams: false,
@@ -119,7 +119,7 @@ pub enum CutPoint {
     Between,
 }
 
-impl Manners {
+impl ServerBehaviour {
     pub(super) fn forbids(&self, verb: &str, resource: &str) -> bool {
         let is_it = |name: &&str| match name.split_once(' ') {
             Some(alone) => alone == (verb, resource),

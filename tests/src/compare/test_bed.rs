@@ -36,7 +36,7 @@ const ANSWERING: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 64, 0, 10), Ipv4Addr::new(10
 
 /// What one contender is measured on. All of it ends with the value.
 #[derive(Debug)]
-pub struct Ground {
+pub struct TestBed {
     /// The API server that the contender follows.
     pub api: Box<dyn Api>,
     _answers: Server,
@@ -52,7 +52,7 @@ pub struct Ground {
     pub folder: TempDir,
 }
 
-impl Ground {
+impl TestBed {
     /// Makes services, and an API server that has them: the real one of this program, or the tests'
     /// own.
     pub fn new(services: usize, apiserver: Option<&Path>) -> Result<Self> {
@@ -89,13 +89,13 @@ impl Ground {
             }
         };
         let _others = [pods, server];
-        let ground =
+        let test_bed =
             Self { api, _answers: answers, node, client, _others, services, versions, folder };
-        ground.api.put(&node_object())?;
-        let objects =
-            (0..services).map(|number| [vec![service(number)], ground.slices(number, 0)].concat());
-        ground.api.put_all(&objects.collect::<Vec<_>>().concat())?;
-        Ok(ground)
+        test_bed.api.put(&node_object())?;
+        let objects = (0..services)
+            .map(|number| [vec![service(number)], test_bed.slices(number, 0)].concat());
+        test_bed.api.put_all(&objects.collect::<Vec<_>>().concat())?;
+        Ok(test_bed)
     }
 
     pub fn kubeconfig(&self) -> &Path {

@@ -1,4 +1,4 @@
-//! Plays cases: every packet as real connections, `explain` asked about each, and the first packet
+//! Runs cases: every packet as real connections, `explain` asked about each, and the first packet
 //! of each followed by `trace` where the rules are nf_tables'.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use super::table::{Backend, FlowCase, FlowRow, FlowSource, FlowVerdict, Nobody};
 use crate::agent::trace::TraceCommand;
 use crate::node::netns::Netns;
 use crate::node::pod::Wiring;
-use crate::packets::probe::{Outcome, PATIENCE, Probe, SILENCE};
+use crate::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, SILENCE};
 use crate::peers::kube_proxy::ipvs::taken_if_there;
 use crate::test_length::in_full;
 
@@ -24,16 +24,16 @@ const TRIES_AN_ENDPOINT: usize = 30;
 /// Connections of one client that must all reach the same endpoint, with session affinity.
 const STICKY_TRIES: usize = 20;
 
-/// Plays the cases with pods attached as `wiring` says. Cases whose nodes have the same addresses
+/// Runs the cases with pods attached as `wiring` says. Cases whose nodes have the same addresses
 /// share a node, and an agent if it is configured alike, unless tests run in full length: then each
 /// has its own. Fails with every case and every packet that went another way than the table says,
 /// or that `explain` predicts otherwise. Returns how many connections IPVS carried.
-pub fn play(cases: &[FlowCase], backend: Backend, wiring: Wiring) -> Result<u64> {
+pub fn run_cases(cases: &[FlowCase], backend: Backend, wiring: Wiring) -> Result<u64> {
     let (mut by_ipvs, mut failures) = (0, Vec::new());
     for group in groups(cases) {
         let mut context = FlowContext::new(&group[0].node.ips, backend, wiring)?;
         for case in group {
-            if let Err(error) = play_one(&mut context, case) {
+            if let Err(error) = run_case(&mut context, case) {
                 failures.push(format!("{}, {backend:?}, pods {wiring:?}: {error:#}", case.name));
             }
         }
@@ -55,12 +55,13 @@ fn groups(cases: &[FlowCase]) -> Vec<Vec<&FlowCase>> {
     groups
 }
 
-fn play_one(context: &mut FlowContext, case: &FlowCase) -> Result<()> {
+fn run_case(context: &mut FlowContext, case: &FlowCase) -> Result<()> {
     context.enter(case)?;
     let node = context.world.node_addresses()?;
-    let played = case.flows.chunks(context.at_once).flat_map(|some| together(context, some, &node));
+    let results =
+        case.flows.chunks(context.at_once).flat_map(|some| together(context, some, &node));
     let failures: Vec<_> =
-        played.filter_map(|(flow, result)| Some((flow, result.err()?))).collect();
+        results.filter_map(|(flow, result)| Some((flow, result.err()?))).collect();
     if failures.is_empty() {
         return Ok(());
     }
@@ -71,16 +72,16 @@ fn play_one(context: &mut FlowContext, case: &FlowCase) -> Result<()> {
     bail!("{report}{}\n{}", context.rules()?, context.agent()?.log())
 }
 
-/// Plays these flows at once; returns the result of each.
+/// Runs these flows at once; returns the result of each.
 fn together<'a>(
     context: &FlowContext,
     flows: &'a [FlowRow],
     node: &[IpAddr],
 ) -> Vec<(&'a FlowRow, Result<()>)> {
     thread::scope(|scope| {
-        let play = |flow| (flow, scope.spawn(move || one(context, flow, node)));
-        let playing: Vec<_> = flows.iter().map(play).collect();
-        let joined = playing.into_iter();
+        let start = |flow| (flow, scope.spawn(move || one(context, flow, node)));
+        let started: Vec<_> = flows.iter().map(start).collect();
+        let joined = started.into_iter();
         joined.map(|(flow, thread)| (flow, thread.join().expect("a flow's thread"))).collect()
     })
 }
@@ -138,17 +139,17 @@ fn connect(netns: &Netns, flow: &FlowRow, node: &[IpAddr]) -> Result<u64> {
     let probe = Probe {
         protocol: flow.protocol,
         from: Some(flow.from),
-        patience: PATIENCE,
+        timeout: ANSWER_TIMEOUT,
         ..Probe::tcp(to)
     };
     match &flow.expect.endpoints {
         FlowVerdict::Forward(endpoints) => netns.run(|| forwarded(probe, flow, endpoints, node))?,
-        FlowVerdict::Nobody(Nobody::Reject) => expect(&probe.ask_in(netns), &Outcome::Refused),
+        FlowVerdict::Nobody(Nobody::Reject) => expect(&probe.send_in(netns), &Outcome::Refused),
         FlowVerdict::Nobody(Nobody::Drop) => {
-            expect(&probe.patience(SILENCE).ask_in(netns), &Outcome::Dropped)
+            expect(&probe.timeout(SILENCE).send_in(netns), &Outcome::Dropped)
         }
         FlowVerdict::Nobody(Nobody::None | Nobody::Accept) => {
-            let outcome = probe.ask_in(netns);
+            let outcome = probe.send_in(netns);
             ensure!(outcome.endpoint() == Some(to), "touched: {outcome:?}");
             ensure!(outcome.seen() == Some(flow.from), "its source was changed: {outcome:?}");
             Ok(1)
@@ -174,7 +175,7 @@ fn forwarded(
     let tries = if sticky { STICKY_TRIES } else { TRIES_AN_ENDPOINT * wanted.len() };
     let mut answered = BTreeSet::new();
     for connections in 1..=tries {
-        let outcome = probe.ask();
+        let outcome = probe.send();
         let (Some(endpoint), Some(seen)) = (outcome.endpoint(), outcome.seen()) else {
             bail!("{outcome:?} instead of one of {wanted:?}");
         };
