@@ -379,8 +379,8 @@ impl Agent {
     /// Sets up the bridges of recorded pods. Returns whether the rules must change because the set
     /// of bridges whose frames cannot be passed to IP rules has changed.
     fn set_up_bridges(&mut self, check: CheckScope) -> bool {
-        let without_netfilter = self.bridges.keep(self.engine.plan(), check);
-        self.engine.set_without_netfilter(without_netfilter)
+        let unfiltered_bridges = self.bridges.keep(self.engine.plan(), check);
+        self.engine.set_unfiltered_bridges(unfiltered_bridges)
     }
 
     fn remove_predecessor(&mut self) {

@@ -355,8 +355,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Sets the bridges whose frames IP rules do not see. Returns whether the rules must change.
-    pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
-        self.firewall.as_mut().is_some_and(|firewall| firewall.set_without_netfilter(bridges))
+    pub fn set_unfiltered_bridges(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
+        self.firewall.as_mut().is_some_and(|firewall| firewall.set_unfiltered_bridges(bridges))
     }
 
     /// What the agent knows and has programmed. `problems` are the sources'. The caller adds what

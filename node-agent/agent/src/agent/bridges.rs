@@ -34,12 +34,12 @@ impl Bridges {
         let pods = if plan.policy().services { plan.recorded() } else { &[] };
         let ports = pods.iter().filter_map(|pod| pod.port.clone()).collect();
         self.hairpin_ports.keep(ports, check);
-        self.filter.problems().keys().cloned().collect()
+        self.filter.unfiltered_bridges().keys().cloned().collect()
     }
 
     /// The bridges whose frames IP rules do not see, and why.
-    pub(super) fn unfiltered(&self) -> &BTreeMap<Arc<str>, String> {
-        self.filter.problems()
+    pub(super) fn unfiltered_bridges(&self) -> &BTreeMap<Arc<str>, String> {
+        self.filter.unfiltered_bridges()
     }
 
     /// A warning for ports of these pods without hairpin mode: the pods do not reach themselves

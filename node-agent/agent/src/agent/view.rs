@@ -24,7 +24,8 @@ pub(super) fn status(agent: &mut Agent) -> Status {
     let left = agent.predecessor.problem(now()).map(str::to_owned);
     let flush = agent.flush.report();
     let problems = problems.chain(flush.problem).chain(left).chain(cut_off(agent));
-    let problems = problems.chain(is_passed_by(agent).then(|| ipvs::PASSES_BY.to_owned()));
+    let problems =
+        problems.chain(ipvs_bypasses_policies(agent).then(|| ipvs::BYPASSES_POLICIES.to_owned()));
     let routing = agent.routing.report(agent.engine.plan().recorded());
     let problems = problems.chain(routing.errors);
     let settings = agent.settings.warnings(agent.engine.is_synced());
@@ -78,7 +79,7 @@ fn cut_off(agent: &Agent) -> impl Iterator<Item = String> {
     let is = |pods: &str, why: &str| {
         format!("restricted pods {pods} are cut off from its other ports: {why}")
     };
-    let problems = agent.bridges.unfiltered().iter();
+    let problems = agent.bridges.unfiltered_bridges().iter();
     let problems = problems.map(move |(bridge, why)| is(&format!("on bridge {bridge}"), why));
     let in_vlans = agent.engine.plan().bridges_cut_off_in_vlans().into_iter().map(move |bridge| {
         let why = "IP rules do not see what a bridge hands on in a VLAN";
@@ -101,7 +102,7 @@ pub(super) fn without_effect(agent: &Agent) -> Option<String> {
 }
 
 /// Whether this agent enforces policies, while another program serves services through IPVS.
-fn is_passed_by(agent: &Agent) -> bool {
+fn ipvs_bypasses_policies(agent: &Agent) -> bool {
     let is_alone = match agent.backend {
         BackendName::None => agent.engine.plan().firewall().is_some(),
         BackendName::Nftables | BackendName::Iptables | BackendName::Ipvs => false,

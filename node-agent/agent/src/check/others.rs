@@ -40,11 +40,11 @@ fn service_proxies(subject: &Subject) -> Finding {
             return finding.coded("iptables-unreadable", [("error", describe(&error))]);
         }
     };
-    let is_passed_by = subject.policy.firewall.is_some() && ipvs::virtual_servers() > 0;
+    let ipvs_bypasses_policies = subject.policy.firewall.is_some() && ipvs::virtual_servers() > 0;
     let is_running = !processes_called("kube-proxy").is_empty();
     match (subject.policy.services, found.is_empty()) {
-        (false, _) if is_passed_by => {
-            Finding::failure(ipvs::PASSES_BY, "use kube-proxy's mode nftables or iptables")
+        (false, _) if ipvs_bypasses_policies => {
+            Finding::failure(ipvs::BYPASSES_POLICIES, "use kube-proxy's mode nftables or iptables")
                 .coded("ipvs-passes-by", [])
         }
         (false, true) => Finding::ok(

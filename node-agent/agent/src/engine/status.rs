@@ -107,7 +107,7 @@ fn network_policy<B>(
         elements: report.elements,
         waiting: report.waiting,
         dropped: report.dropped,
-        unfiltered_bridges: firewall.without_netfilter().map(str::to_owned).collect(),
+        unfiltered_bridges: firewall.unfiltered_bridges().map(str::to_owned).collect(),
         // The caller knows which pods are watched, and why, and fills this in.
         watched_pods: None,
     })

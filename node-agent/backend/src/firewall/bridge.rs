@@ -357,16 +357,16 @@ fn member(set: BridgeSet, key: Key) -> Element {
 }
 
 /// All desired elements. Those of taken addresses, which may be many, are made one by one.
-/// `without_netfilter`: bridges whose frames IP rules do not see.
+/// `unfiltered_bridges`: bridges whose frames IP rules do not see.
 pub fn elements<'a>(
     plan: &'a FirewallPlan,
     pods: &[LocalPod],
-    without_netfilter: &BTreeSet<Arc<str>>,
+    unfiltered_bridges: &BTreeSet<Arc<str>>,
 ) -> Box<dyn Iterator<Item = Element> + 'a> {
     if !plan.is_enforced() {
         return Box::new(std::iter::empty());
     }
-    let of_pods = pods.iter().flat_map(|pod| of_pod(plan, pod, without_netfilter));
+    let of_pods = pods.iter().flat_map(|pod| of_pod(plan, pod, unfiltered_bridges));
     let few = of_pods.chain(of_surroundings(plan)).collect();
     let taken = Attached::of(pods).bridged.then(|| plan.taken()).into_iter().flatten();
     Box::new(sorted(few).into_iter().chain(taken.flat_map(of_taken)))
@@ -376,7 +376,7 @@ pub fn elements<'a>(
 pub(super) fn of_pod(
     plan: &FirewallPlan,
     pod: &LocalPod,
-    without_netfilter: &BTreeSet<Arc<str>>,
+    unfiltered_bridges: &BTreeSet<Arc<str>>,
 ) -> Vec<Element> {
     let Some(port) = pod.bridge_port() else { return Vec::new() };
     let key = Key::EMPTY.interface(port);
@@ -403,7 +403,7 @@ pub(super) fn of_pod(
     }
     if plan.is_restricted(pod) {
         // IP rules see no frames in VLANs either.
-        if pod.is_in_vlan() || without_netfilter.contains(&pod.interface) {
+        if pod.is_in_vlan() || unfiltered_bridges.contains(&pod.interface) {
             all.push(member(BridgeSet::CutOff, key));
         }
     }

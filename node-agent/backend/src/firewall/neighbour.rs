@@ -32,7 +32,7 @@ const DESTINATION: u16 = 1;
 /// takes the kernel's lock of all links (rtnl), for which CNI plugins compete.
 const SINGLE: usize = 4;
 /// Time limit for an answer of the kernel, which normally comes at once.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The addresses of restricted pods among these, each with the interface that the node forwards to.
 pub(super) fn restricted(
@@ -53,7 +53,7 @@ pub(super) fn drop_waiting(addresses: &[(Arc<str>, IpAddr)]) {
         return;
     }
     let dropped = Socket::route().and_then(|mut socket| {
-        socket.set_timeout(ANSWER)?;
+        socket.set_timeout(ANSWER_TIMEOUT)?;
         let is_listed = addresses.len() > SINGLE;
         let listed = is_listed.then(|| entries(&mut socket).ok()).flatten();
         // Bridged pods share their bridge. Nothing can wait on an interface that is gone.

@@ -18,10 +18,10 @@ type TableElements = Vec<(TableFamily, Element)>;
 pub(super) fn of_pod(
     firewall: &FirewallPlan,
     pod: &LocalPod,
-    without_netfilter: &BTreeSet<Arc<str>>,
+    unfiltered_bridges: &BTreeSet<Arc<str>>,
 ) -> TableElements {
     let of_table = |table: FirewallTable| {
-        let elements = table.of_pod(firewall, pod, without_netfilter);
+        let elements = table.of_pod(firewall, pod, unfiltered_bridges);
         elements.into_iter().map(move |element| (table.family(), element))
     };
     FirewallTable::ALL.into_iter().flat_map(of_table).collect()

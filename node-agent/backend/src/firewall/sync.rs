@@ -48,7 +48,7 @@ pub struct Firewall {
     /// How pods were attached when this was last updated.
     attached: Attached,
     /// Bridges whose frames IP rules do not see.
-    without_netfilter: BTreeSet<Arc<str>>,
+    unfiltered_bridges: BTreeSet<Arc<str>>,
     /// Addresses of restricted pods that everything could reach until now, or that another pod had.
     newcomers: Vec<(Arc<str>, IpAddr)>,
 }
@@ -70,7 +70,7 @@ impl Firewall {
             surroundings: BTreeMap::new(),
             permitted_sets: BTreeMap::new(),
             attached: Attached::default(),
-            without_netfilter: BTreeSet::new(),
+            unfiltered_bridges: BTreeSet::new(),
             newcomers: Vec::new(),
         }
     }
@@ -135,12 +135,12 @@ impl Firewall {
 
     /// Sets the bridges of restricted pods whose frames IP rules do not see. Returns whether that
     /// changes the rules.
-    pub fn set_without_netfilter(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
-        let differs = self.without_netfilter != bridges;
+    pub fn set_unfiltered_bridges(&mut self, bridges: BTreeSet<Arc<str>>) -> bool {
+        let differs = self.unfiltered_bridges != bridges;
         if differs {
             self.mark_unknown();
         }
-        self.without_netfilter = bridges;
+        self.unfiltered_bridges = bridges;
         differs
     }
 
@@ -152,8 +152,8 @@ impl Firewall {
     }
 
     /// The bridges that restricted pods are on and whose frames IP rules do not see.
-    pub fn without_netfilter(&self) -> impl Iterator<Item = &str> {
-        self.without_netfilter.iter().map(|bridge| &**bridge)
+    pub fn unfiltered_bridges(&self) -> impl Iterator<Item = &str> {
+        self.unfiltered_bridges.iter().map(|bridge| &**bridge)
     }
 
     fn is_unknown(&self) -> bool {
@@ -281,10 +281,10 @@ impl Firewall {
                 || owners.contains(&pod.id)
                 || pod.ips.iter().any(|ip| isolated.contains(ip))
         };
-        let Self { of_pods, keepers, without_netfilter, .. } = self;
+        let Self { of_pods, keepers, unfiltered_bridges, .. } = self;
         let mut changed = of_pods.remove_all(records);
         for pod in plan.recorded().iter().filter(is_concerned) {
-            of_pods.replace(&pod.id, of_pod(firewall, pod, without_netfilter), &mut changed);
+            of_pods.replace(&pod.id, of_pod(firewall, pod, unfiltered_bridges), &mut changed);
         }
         changed.note(keepers);
     }
@@ -318,7 +318,7 @@ impl Firewall {
                 false => {}
             }
         }
-        let Self { kernel, keepers, scopes, numbers, records, without_netfilter, .. } = self;
+        let Self { kernel, keepers, scopes, numbers, records, unfiltered_bridges, .. } = self;
         let content = |table: FirewallTable| FirewallContent {
             table,
             scope: scopes[&table.family()],
@@ -326,7 +326,7 @@ impl Firewall {
             firewall,
             numbers,
             records,
-            without_netfilter,
+            unfiltered_bridges,
             has_unread: false,
         };
         let mut contents = FirewallTable::ALL.map(content);
@@ -362,7 +362,7 @@ impl Firewall {
             of_each(|table| table.of_permitted_sets(firewall, &self.numbers)).into();
         self.of_pods = PodElements::default();
         for pod in plan.recorded() {
-            let elements = of_pod(firewall, pod, &self.without_netfilter);
+            let elements = of_pod(firewall, pod, &self.unfiltered_bridges);
             self.of_pods.replace(&pod.id, elements, &mut ElementChanges::default());
         }
         self.surroundings = of_each(|table| table.of_surroundings(firewall)).into();

@@ -63,11 +63,11 @@ impl FirewallTable {
         self,
         firewall: &FirewallPlan,
         pod: &LocalPod,
-        without_netfilter: &BTreeSet<Arc<str>>,
+        unfiltered_bridges: &BTreeSet<Arc<str>>,
     ) -> Vec<Element> {
         match self {
             Self::Ip(version) => of_pod(firewall, pod, version),
-            Self::Bridge => bridge::of_pod(firewall, pod, without_netfilter),
+            Self::Bridge => bridge::of_pod(firewall, pod, unfiltered_bridges),
         }
     }
 
@@ -96,7 +96,7 @@ pub(super) struct FirewallContent<'a> {
     pub firewall: &'a FirewallPlan,
     pub numbers: &'a Numbers,
     pub records: &'a Records,
-    pub without_netfilter: &'a BTreeSet<Arc<str>>,
+    pub unfiltered_bridges: &'a BTreeSet<Arc<str>>,
     /// The kernel has an isolated pod whose record has not been read.
     pub has_unread: bool,
 }
@@ -134,7 +134,7 @@ impl Content for FirewallContent<'_> {
         let elements: Box<dyn Iterator<Item = Element>> = match self.table {
             _ if !self.firewall.is_known() => Box::new(self.of_each_pod()),
             FirewallTable::Ip(version) => all(self.firewall, pods, version, self.numbers),
-            FirewallTable::Bridge => bridge::elements(self.firewall, pods, self.without_netfilter),
+            FirewallTable::Bridge => bridge::elements(self.firewall, pods, self.unfiltered_bridges),
         };
         elements
     }

@@ -36,7 +36,7 @@ const OPTIONS: u16 = 46;
 const NO_LINK_LOCAL_LEARNING: u32 = 1;
 
 /// Time limit for an answer of the kernel, which normally comes at once.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A setting that exists if the module is loaded, which adds it to every network namespace.
 const MODULE: &str = "net/bridge/bridge-nf-call-iptables";
@@ -137,7 +137,7 @@ impl BridgeFilter {
     }
 
     /// The bridges whose frames do not pass the hooks, and why.
-    pub fn problems(&self) -> &BTreeMap<Arc<str>, String> {
+    pub fn unfiltered_bridges(&self) -> &BTreeMap<Arc<str>, String> {
         &self.problems
     }
 
@@ -204,7 +204,7 @@ pub fn switches(bridge: &str) -> Result<[bool; 2], BridgeError> {
 
 fn open() -> Result<Socket, BridgeError> {
     let socket = Socket::route().map_err(BridgeError::Read)?;
-    socket.set_timeout(ANSWER).map_err(BridgeError::Read)?;
+    socket.set_timeout(ANSWER_TIMEOUT).map_err(BridgeError::Read)?;
     Ok(socket)
 }
 

@@ -9,8 +9,9 @@ use crate::ipvs::Kernel;
 
 /// Why NetworkPolicies cannot be enforced with the ipvs mode of another service proxy: ipvs takes a
 /// packet in the input hook, and sends it on through the output hook.
-pub const PASSES_BY: &str = "ipvs serves services here, and what it forwards does not pass the hook where \
-                             NetworkPolicies are enforced: use another mode of the service proxy";
+pub const BYPASSES_POLICIES: &str = "ipvs serves services here, and what it forwards does not pass \
+                                     the hook where NetworkPolicies are enforced: use another mode \
+                                     of the service proxy";
 
 /// How many virtual servers ipvs has, ours and others'.
 pub fn all_virtual_servers() -> usize {
