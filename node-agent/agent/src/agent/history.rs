@@ -16,7 +16,7 @@ const KEPT: usize = 20;
 #[derive(Debug, Default)]
 pub(super) struct History {
     /// How many changes of each kind were received since the last success.
-    due: BTreeMap<&'static str, usize>,
+    changes_since_success: BTreeMap<&'static str, usize>,
     kept: VecDeque<SyncRow>,
     /// How often other programs' changes were repaired.
     pub(super) drift_repaired: u64,
@@ -26,8 +26,8 @@ pub(super) struct History {
 
 impl History {
     /// Notes a change that is to be programmed.
-    pub(super) fn taken(&mut self, what: &'static str) {
-        *self.due.entry(what).or_default() += 1;
+    pub(super) fn note_change(&mut self, what: &'static str) {
+        *self.changes_since_success.entry(what).or_default() += 1;
     }
 
     /// Notes a repair of what other programs had changed.
@@ -41,7 +41,7 @@ impl History {
 
     /// Notes the result of an attempt.
     pub(super) fn tried(&mut self, at: Timestamp, took: Duration, error: Option<String>) {
-        let words = self.due.iter().map(|(what, number)| match number {
+        let words = self.changes_since_success.iter().map(|(what, number)| match number {
             1 => format!("1 {what}"),
             number => format!("{number} {what}s"),
         });
@@ -49,7 +49,7 @@ impl History {
         let what =
             if words.is_empty() { "a check of the rules".to_owned() } else { words.join(", ") };
         if error.is_none() {
-            self.due.clear();
+            self.changes_since_success.clear();
         }
         self.kept.truncate(KEPT - 1);
         self.kept.push_front(SyncRow {

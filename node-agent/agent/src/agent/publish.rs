@@ -37,9 +37,9 @@ pub(super) struct Publisher {
     pub(super) history: History,
     state_file: PathBuf,
     /// The attachments of the last pod set.
-    known: Option<BTreeSet<AttachmentId>>,
+    last_attachments: Option<BTreeSet<AttachmentId>>,
     /// When the oldest record of a pod that is not programmed yet was written.
-    recorded: Option<SystemTime>,
+    oldest_unprogrammed_record: Option<SystemTime>,
     /// The first list of NetworkPolicies is complete: later events are changes.
     policies_listed: bool,
     /// When the oldest change of a NetworkPolicy that is not programmed yet was received.
@@ -91,8 +91,8 @@ impl Publisher {
             metrics,
             history: History::default(),
             state_file,
-            known: None,
-            recorded: None,
+            last_attachments: None,
+            oldest_unprogrammed_record: None,
             policies_listed: false,
             policy_changed: None,
             policies_differ: false,
@@ -102,11 +102,12 @@ impl Publisher {
         }
     }
 
-    /// Notes that the loop runs. `left`: rules of a previous backend cannot be removed.
-    pub(super) fn alive(&self, now: Instant, left: bool) {
+    /// Notes that the loop runs. `predecessor_rules_remain`: rules of a previous backend cannot
+    /// be removed.
+    pub(super) fn alive(&self, now: Instant, predecessor_rules_remain: bool) {
         self.loop_state.send_modify(|loop_state| {
             loop_state.alive = now;
-            loop_state.left = left;
+            loop_state.predecessor_rules_remain = predecessor_rules_remain;
         });
     }
 
@@ -155,7 +156,7 @@ impl Publisher {
                 | Event::Links(_)
                 | Event::Refused(_) => continue,
             };
-            self.history.taken(what);
+            self.history.note_change(what);
         }
     }
 
@@ -185,11 +186,11 @@ impl Publisher {
     /// then. If a later record has already replaced the file, from that record's time.
     fn note_pods(&mut self, pods: &PodSet) {
         let now: BTreeSet<AttachmentId> = pods.pods.iter().map(|pod| pod.id.clone()).collect();
-        let is_added = self.known.as_ref().is_some_and(|known| !now.is_subset(known));
-        self.known = Some(now);
-        if is_added && self.recorded.is_none() {
+        let is_added = self.last_attachments.as_ref().is_some_and(|last| !now.is_subset(last));
+        self.last_attachments = Some(now);
+        if is_added && self.oldest_unprogrammed_record.is_none() {
             let written = std::fs::metadata(&self.state_file).and_then(|file| file.modified());
-            self.recorded = written.ok();
+            self.oldest_unprogrammed_record = written.ok();
         }
     }
 
@@ -241,7 +242,7 @@ impl Publisher {
             loop_state.waiting = None;
             loop_state.updated = Some(clock);
             loop_state.synced = engine.is_synced();
-            loop_state.refused = engine.has_rejected();
+            loop_state.rules_rejected = engine.has_rejected();
             loop_state.unserved = !engine.report().serves;
         });
         if take(&mut self.health_ports_differ)
@@ -274,9 +275,9 @@ impl Publisher {
         metrics.synced(extent, (now - begun).as_secs_f64(), seconds(clock));
         metrics.service_changes.1.set(0);
         metrics.endpoint_changes.1.set(0);
-        let recorded = self.recorded.take();
+        let oldest = self.oldest_unprogrammed_record.take();
         // If the clock was set back, there is no measurement.
-        if let Some(Ok(took)) = recorded.map(|at| SystemTime::from(clock).duration_since(at)) {
+        if let Some(Ok(took)) = oldest.map(|at| SystemTime::from(clock).duration_since(at)) {
             self.metrics.own.pod_programming.observe(took.as_secs_f64());
         }
     }

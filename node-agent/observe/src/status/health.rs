@@ -30,12 +30,12 @@ pub struct LoopState {
     pub contended: bool,
     /// Some rules are rejected. All others are programmed, so this is reported but does not make
     /// the node unhealthy.
-    pub refused: bool,
+    pub rules_rejected: bool,
     /// Most services are not served, because so many rules are rejected.
     pub unserved: bool,
     /// Rules of a previous backend cannot be removed. All rules of this agent are programmed, so
     /// this is reported but does not make the node unhealthy.
-    pub left: bool,
+    pub predecessor_rules_remain: bool,
     /// The run directory is gone, and only a restart restores it. Services are still served.
     pub run_dir_lost: bool,
 }
@@ -50,9 +50,9 @@ impl LoopState {
             updated: None,
             node_eligible: true,
             contended: false,
-            refused: false,
+            rules_rejected: false,
             unserved: false,
-            left: false,
+            predecessor_rules_remain: false,
             run_dir_lost: false,
         }
     }
@@ -74,8 +74,8 @@ impl LoopState {
             (self.run_dir_lost, RUN_DIR_LOST),
             (self.contended, CONTENDED),
             (self.unserved, UNSERVED),
-            (self.refused, REFUSED),
-            (self.left, LEFT),
+            (self.rules_rejected, REFUSED),
+            (self.predecessor_rules_remain, LEFT),
         ];
         all.into_iter().find_map(|(is_so, reason)| is_so.then_some(reason))
     }

@@ -117,15 +117,15 @@ fn fate(message: &TraceMessage, rules: &TracedRules) -> Option<PacketFate> {
     }
 }
 
-/// Compares the explanation with the outcome. `is_known`: the packet's connection existed before.
-/// `by` says which rule ended the packet, or where it was last seen.
+/// Compares the explanation with the outcome. `is_established`: the packet's connection existed
+/// before. `by` says which rule ended the packet, or where it was last seen.
 pub(super) fn compare(
     explanation: &Explanation,
     outcome: &PacketOutcome,
-    is_known: bool,
+    is_established: bool,
     by: &str,
 ) -> TraceComparison {
-    if is_known {
+    if is_established {
         return TraceComparison::NotComparable(
             "the packet belongs to a connection that existed before; explain is about the first one"
                 .to_owned(),

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use denizen_nft::{TableFamily, TraceEvent, TraceMessage, TracedPacket};
 
-use super::table::{ARRIVING, KNOWN, SENDING, TABLE_PREFIX};
+use super::table::{ARRIVING, ESTABLISHED_CHAINS, SENDING, TABLE_PREFIX};
 
 /// All that the kernel reported of one packet, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,10 +113,10 @@ impl Journey {
     }
 
     /// Whether the packet's connection existed already.
-    pub fn is_known(&self) -> bool {
+    pub fn is_established(&self) -> bool {
         self.messages.iter().any(|message| {
             let is_rule = matches!(message.event, TraceEvent::Rule { .. });
-            is_of_trace(message) && is_rule && KNOWN.contains(&&*message.chain)
+            is_of_trace(message) && is_rule && ESTABLISHED_CHAINS.contains(&&*message.chain)
         })
     }
 }

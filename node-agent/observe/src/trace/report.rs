@@ -157,7 +157,7 @@ impl TraceReport {
             last_source: words.place(outcome.last.source),
             last_destination: words.place(outcome.last.destination),
             output: output.filter(|_| outcome.fate == PacketFate::Sent),
-            comparison: compare(&prediction.explanation, &outcome, journey.is_known(), &by),
+            comparison: compare(&prediction.explanation, &outcome, journey.is_established(), &by),
         })
     }
 }

@@ -16,7 +16,7 @@ pub const TABLE_PREFIX: &str = "denizen-trace-";
 // The chains, named for what their messages mean.
 pub(super) const ARRIVING: &str = "arriving";
 pub(super) const SENDING: &str = "sending";
-pub(super) const KNOWN: [&str; 2] = ["known-arriving", "known-sending"];
+pub(super) const ESTABLISHED_CHAINS: [&str; 2] = ["known-arriving", "known-sending"];
 pub(super) const DELIVERED: &str = "delivered";
 pub(super) const LEAVING: &str = "leaving";
 
@@ -72,14 +72,14 @@ impl MarkingTable<'_> {
     fn ip(&self, interface: Option<&str>) -> Vec<Chain> {
         let mut chains = vec![
             base(ARRIVING, Hook::Prerouting, FIRST, vec![self.follow(arriving(interface))]),
-            base(KNOWN[0], Hook::Prerouting, TRACKED, vec![known()]),
+            base(ESTABLISHED_CHAINS[0], Hook::Prerouting, TRACKED, vec![established()]),
             base(DELIVERED, Hook::Input, LAST, Vec::new()),
             base(LEAVING, Hook::Postrouting, LAST, Vec::new()),
         ];
         // What this node sends comes in through no interface.
         if interface.is_none() {
             chains.push(base(SENDING, Hook::Output, FIRST, vec![self.follow(Vec::new())]));
-            chains.push(base(KNOWN[1], Hook::Output, TRACKED, vec![known()]));
+            chains.push(base(ESTABLISHED_CHAINS[1], Hook::Output, TRACKED, vec![established()]));
         }
         chains
     }
@@ -136,7 +136,7 @@ fn begins(protocol: Protocol) -> Option<Statement> {
 
 /// The kernel's message about this rule says that the packet is not the first of its connection.
 /// ESTABLISHED and RELATED (`NF_CT_STATE_BIT`).
-fn known() -> Rule {
+fn established() -> Rule {
     let field = Field::ConnectionState;
     let asks = Statement::Bits { field, mask: 0b110, equal: false, value: 0 };
     Rule { statements: vec![asks], why: "a packet of a connection that exists already" }

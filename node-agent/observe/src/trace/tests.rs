@@ -230,12 +230,12 @@ fn what_happened_is_compared_with_what_was_said() {
 #[test]
 fn what_explain_is_not_about_is_not_compared() {
     let sent = outcome(PacketFate::Sent, false, CLIENT, ENDPOINT);
-    for (verdict, is_known) in [
+    for (verdict, is_established) in [
         (PacketVerdict::Forward, true),
         (PacketVerdict::Unknown, false),
         (PacketVerdict::Foreign, false),
     ] {
-        let compared = compare(&explanation(verdict), &sent, is_known, "");
+        let compared = compare(&explanation(verdict), &sent, is_established, "");
         assert!(matches!(compared, TraceComparison::NotComparable(_)), "{compared:?}");
     }
     let client: IpAddr = "10.1.2.3".parse().unwrap();

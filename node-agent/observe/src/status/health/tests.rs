@@ -72,7 +72,7 @@ fn the_bodies_are_kube_proxys() {
         "healthy": true, "status": status(true),
     });
     assert_eq!(answer(HealthReport::livez(&leaving, now, clock(7200))), (true, livez));
-    let refused = LoopState { refused: true, ..loop_state };
+    let refused = LoopState { rules_rejected: true, ..loop_state };
     let (is_well, body) = answer(HealthReport::healthz(&refused, now, clock(7200)));
     assert!(is_well && body["reason"].as_str().is_some_and(|reason| reason.contains("rejects")));
     let unserved = LoopState { unserved: true, ..refused };
