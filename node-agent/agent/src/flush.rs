@@ -58,9 +58,9 @@ pub struct Flush {
     /// `None` while a search runs.
     conntrack: Option<Conntrack>,
     /// Changes to search for, oldest first.
-    fresh: VecDeque<Fresh>,
+    first_searches: VecDeque<PendingSearch>,
     /// Second searches, and when they are due.
-    again: VecDeque<(Instant, StaleCandidates)>,
+    second_searches: VecDeque<(Instant, StaleCandidates)>,
     search: Option<Search>,
     /// Stale entries that were left to the next search, since answers may be on their way, and when
     /// they were first found stale.
@@ -70,11 +70,11 @@ pub struct Flush {
     /// them.
     forbidden: HashSet<PackedFlow>,
     /// A sync that is reported once no entry waits that was found stale before this time.
-    owed: Option<(Instant, LastSync)>,
+    unreported_sync: Option<(Instant, LastSync)>,
     /// When the pause after the last search ends.
-    rested: Instant,
+    next_search_after: Instant,
     /// When the pause before a search for nothing but unanswered SYNs ends.
-    syns_rested: Instant,
+    next_syn_search_after: Instant,
     last_sync: Option<LastSync>,
     flushed: u64,
     problem: Option<String>,
@@ -92,8 +92,8 @@ pub struct FlushReport {
     pub problem: Option<String>,
 }
 
-/// A change that was programmed.
-struct Fresh {
+/// A search that has not begun, for what one programmed change made stale.
+struct PendingSearch {
     /// When the search is due, unless the reader still pauses.
     due: Instant,
     /// The entries that the change may have made stale.
@@ -144,14 +144,14 @@ impl Flush {
         Ok(Self {
             tracker: CandidateTracker::default(),
             conntrack: Some(conntrack),
-            fresh: VecDeque::new(),
-            again: VecDeque::new(),
+            first_searches: VecDeque::new(),
+            second_searches: VecDeque::new(),
             search: None,
             waiting: HashMap::new(),
             forbidden: HashSet::new(),
-            owed: None,
-            rested: Instant::now(),
-            syns_rested: Instant::now(),
+            unreported_sync: None,
+            next_search_after: Instant::now(),
+            next_syn_search_after: Instant::now(),
             last_sync: None,
             flushed: 0,
             problem: None,
@@ -162,9 +162,9 @@ impl Flush {
     /// The candidates whose first search is not over.
     pub fn unsearched(&self) -> impl Iterator<Item = &StaleCandidates> {
         let searching = self.search.as_ref().filter(|search| search.first);
-        let fresh = self.fresh.iter().map(|fresh| &fresh.candidates);
+        let first = self.first_searches.iter().map(|pending| &pending.candidates);
         iter::once(self.tracker.candidates())
-            .chain(fresh)
+            .chain(first)
             .chain(searching.map(|search| &search.candidates))
     }
 
@@ -173,7 +173,7 @@ impl Flush {
         FlushReport {
             last_sync: self.last_sync.clone(),
             flushed: self.flushed,
-            is_flushing: self.is_searching() || !self.fresh.is_empty(),
+            is_flushing: self.is_searching() || !self.first_searches.is_empty(),
             problem: self.problem.clone(),
         }
     }
@@ -209,22 +209,29 @@ impl Flush {
         let pause = if is_urgent { Duration::ZERO } else { ANSWERED };
         let due = Instant::now() + pause;
         if let Some(marked) = candidates.take_marked_before() {
-            self.again.push_front((due, marked));
+            self.second_searches.push_front((due, marked));
         }
         let are_syns = candidates.are_syns() && !is_urgent;
-        self.fresh.push_back(Fresh { due, candidates, are_syns, sync: Some(sync) });
+        self.first_searches.push_back(PendingSearch {
+            due,
+            candidates,
+            are_syns,
+            sync: Some(sync),
+        });
         self.report_syncs();
     }
 
     fn report_syncs(&mut self) {
         while !self.is_searching()
-            && let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.candidates.is_empty())
+            && let Some(pending) =
+                self.first_searches.pop_front_if(|pending| pending.candidates.is_empty())
         {
-            self.report_sync(fresh.sync);
+            self.report_sync(pending.sync);
         }
         // If entries cannot be flushed, syncs are reported without waiting.
         if self.problem.is_some() {
-            let waiting = self.fresh.iter_mut().filter_map(|fresh| fresh.sync.take()).last();
+            let waiting =
+                self.first_searches.iter_mut().filter_map(|pending| pending.sync.take()).last();
             self.report_sync(waiting);
         }
     }
@@ -255,11 +262,12 @@ impl Flush {
         // `None` for good if the reader's thread panicked: see `end`.
         self.conntrack.as_ref()?;
         // If a first search is pending, it serves as the second one for earlier changes too.
-        let fresh = self.fresh.front().map(|fresh| fresh.due);
-        let again = self.again.front().map(|(due, _)| *due);
-        let are_syns = !self.fresh.is_empty() && self.fresh.iter().all(|fresh| fresh.are_syns);
-        let rested = if are_syns { self.syns_rested } else { self.rested };
-        fresh.or(again).map(|due| due.max(rested))
+        let first = self.first_searches.front().map(|pending| pending.due);
+        let second = self.second_searches.front().map(|(due, _)| *due);
+        let are_syns = !self.first_searches.is_empty()
+            && self.first_searches.iter().all(|pending| pending.are_syns);
+        let not_before = if are_syns { self.next_syn_search_after } else { self.next_search_after };
+        first.or(second).map(|due| due.max(not_before))
     }
 
     /// Executes a step. `awaited`: the addresses of pods whose ADDs wait. If a search has ended,
@@ -277,7 +285,7 @@ impl Flush {
                 // An entry that a later change concerns, too, may again have answers on their way.
                 // That change's own search will find it.
                 let later = |entry: &TrackedFlow| {
-                    self.fresh.iter().any(|fresh| fresh.candidates.concern(entry))
+                    self.first_searches.iter().any(|pending| pending.candidates.concern(entry))
                 };
                 let mut filter = StaleFilter::new(&search.candidates, planner, awaited);
                 for entry in entries {
@@ -310,18 +318,20 @@ impl Flush {
         };
         let now = Instant::now();
         let (mut candidates, mut sync) = (StaleCandidates::default(), None);
-        while let Some(fresh) = self.fresh.pop_front_if(|fresh| fresh.due <= now) {
-            candidates.absorb(fresh.candidates);
-            sync = fresh.sync.or(sync);
+        while let Some(pending) = self.first_searches.pop_front_if(|pending| pending.due <= now) {
+            candidates.absorb(pending.candidates);
+            sync = pending.sync.or(sync);
         }
         let first = !candidates.is_empty();
-        let again = first.then(|| (now + SECOND_SEARCH, candidates.for_second_search()));
-        let again = again.filter(|(_, candidates)| !candidates.is_empty());
+        let second = first.then(|| (now + SECOND_SEARCH, candidates.for_second_search()));
+        let second = second.filter(|(_, candidates)| !candidates.is_empty());
         // One search for all second searches that are due soon.
-        while let Some((_, due)) = self.again.pop_front_if(|(due, _)| *due <= now + ANSWERED) {
+        while let Some((_, due)) =
+            self.second_searches.pop_front_if(|(due, _)| *due <= now + ANSWERED)
+        {
             candidates.absorb(due);
         }
-        self.again.extend(again);
+        self.second_searches.extend(second);
         let (read, entries) = mpsc::channel(PIECES);
         let (decisions, decided) = oneshot::channel();
         let wanted = candidates.clone();
@@ -346,8 +356,8 @@ impl Flush {
         self.waiting.retain(|entry, _| !search.candidates.concern(entry));
         self.waiting.extend(search.waiting);
         let now = Instant::now();
-        self.rested = now + took.clamp(SHORTEST_REST, LONGEST_REST);
-        self.syns_rested = self.rested.max(now + SYNS_REST);
+        self.next_search_after = now + took.clamp(SHORTEST_REST, LONGEST_REST);
+        self.next_syn_search_after = self.next_search_after.max(now + SYNS_REST);
         let (treated, problem) = match done {
             Ok(finished_search) => {
                 self.conntrack = Some(finished_search.conntrack);
@@ -375,9 +385,9 @@ impl Flush {
             info!(forbidden, permitted, elapsed = ?took, "policies changed connections");
         }
         if problem.is_some() {
-            self.rested = Instant::now() + RETRY;
-            self.fresh.push_front(Fresh {
-                due: self.rested,
+            self.next_search_after = Instant::now() + RETRY;
+            self.first_searches.push_front(PendingSearch {
+                due: self.next_search_after,
                 candidates: search.candidates,
                 are_syns: false,
                 sync: None,
@@ -397,11 +407,12 @@ impl Flush {
     /// stale is waiting any more.
     fn finished(&mut self, sync: Option<LastSync>) -> Option<LastSync> {
         let Some(oldest) = self.waiting.values().min() else {
-            let owed = self.owed.take();
-            return sync.or(owed.map(|(_, sync)| sync));
+            let unreported = self.unreported_sync.take();
+            return sync.or(unreported.map(|(_, sync)| sync));
         };
-        let reported = self.owed.take_if(|(by, _)| *by < *oldest);
-        self.owed = self.owed.take().or(sync.map(|sync| (Instant::now(), sync)));
+        let reported = self.unreported_sync.take_if(|(by, _)| *by < *oldest);
+        self.unreported_sync =
+            self.unreported_sync.take().or(sync.map(|sync| (Instant::now(), sync)));
         reported.map(|(_, sync)| sync)
     }
 }

@@ -136,7 +136,7 @@ impl InstallArgs {
 /// The error to print.
 pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     if args.uninstall {
-        let report = folder::take_out(&args.cni_conf_dir)?;
+        let report = folder::remove_denizen(&args.cni_conf_dir)?;
         log(&report, "removed denizen from this CNI configuration");
         for pod in without_portmap(&args.run_dir)? {
             warn!(pod, "no other plugin knows this pod's host ports: start it again");

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 
 /// How long one request has packets sampled. A command that watches repeats its request earlier.
 /// This long after the last request the sampling rules are removed, however the command ended.
-const FOR: Duration = Duration::from_secs(5);
+const SAMPLE_DURATION: Duration = Duration::from_secs(5);
 
 /// Until when packets are sampled.
 #[derive(Debug, Default)]
@@ -22,7 +22,8 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
-    /// Completes when no request has come for [`FOR`]; never while packets are not sampled.
+    /// Completes when no request has come for [`SAMPLE_DURATION`]; never while packets are not
+    /// sampled.
     pub(super) async fn due(&self) {
         if_on(self.until.map(sleep_until)).await
     }
@@ -34,7 +35,7 @@ impl Sampling {
         if !sampled.services && !sampled.network_policies {
             return None;
         }
-        let is_new = self.until.replace(Instant::now() + FOR).is_none();
+        let is_new = self.until.replace(Instant::now() + SAMPLE_DURATION).is_none();
         Some((sampled, is_new))
     }
 

@@ -12,7 +12,7 @@ use crate::flush::Step;
 use denizen_model::Event;
 
 /// A longer turn is logged: events and requests that arrive during it must wait.
-const LONG: Duration = Duration::from_millis(250);
+const LONG_TURN: Duration = Duration::from_millis(250);
 
 /// What the loop does next.
 pub(super) enum Next {
@@ -71,7 +71,7 @@ impl StopWatch {
     pub(super) fn stop(self, turns: &Histogram) {
         let elapsed = self.begun.elapsed();
         turns.observe(elapsed.as_secs_f64());
-        if elapsed > LONG {
+        if elapsed > LONG_TURN {
             // For the rest of `elapsed`, the thread waited for a processor or for the kernel.
             let processor = used().saturating_sub(self.used);
             info!(turn = self.what, ?elapsed, ?processor, "a turn of the loop took long");

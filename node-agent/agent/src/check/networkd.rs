@@ -18,7 +18,7 @@ const FOLDERS: [&str; 4] =
     ["etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd"];
 
 /// The most bytes of a file.
-const LONGEST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A finding if a systemd-networkd manages this network namespace and is configured to remove
 /// routes that it did not make.
@@ -53,7 +53,7 @@ fn manages_foreign_routes(root: &Path) -> Option<bool> {
         .into_values()
         .filter(|path| path.extension().is_some_and(|extension| extension == "conf"));
     let files = main.into_iter().chain(parts);
-    let texts = files.filter_map(|path| regular::read_to_string(&path, LONGEST).ok());
+    let texts = files.filter_map(|path| regular::read_to_string(&path, MAX_FILE_BYTES).ok());
     texts.filter_map(|text| setting(&text)).next_back()
 }
 

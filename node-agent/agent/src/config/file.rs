@@ -27,7 +27,7 @@ use denizen_backend::BackendName;
 const RUN: &str = "run";
 
 /// Size limit in bytes, more than a file of flags needs.
-const LONGEST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A flag set by a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub fn with_booleans(command: Command) -> Command {
 /// [`FileError`].
 pub fn complete(command: &Command, words: Vec<OsString>) -> Result<Completed, FileError> {
     let untouched = |words| Completed { words, ..Completed::default() };
-    let Ok(matches) = leniently(command.clone()).try_get_matches_from(&words) else {
+    let Ok(matches) = with_optional_flags(command.clone()).try_get_matches_from(&words) else {
         return Ok(untouched(words));
     };
     let with_path = matches.subcommand().and_then(|(name, given)| {
@@ -148,7 +148,7 @@ impl Setting {
 }
 
 fn text_of(path: &Path) -> Result<String, std::io::Error> {
-    regular::read_to_string(path, LONGEST)
+    regular::read_to_string(path, MAX_FILE_BYTES)
 }
 
 /// Parses a file's text, and checks each value with its flag.
@@ -160,7 +160,7 @@ fn contents(command: &Command, text: &str) -> Contents {
         Ok(Document::Denizen(tree)) => denizen::contents(&tree, &run),
         Ok(Document::KubeProxy(tree)) => kube_proxy::contents(&tree, &run),
     };
-    let alone = lenient(run).no_binary_name(true);
+    let alone = subcommand_with_optional_flags(run).no_binary_name(true);
     for setting in &contents.settings {
         if let Err(what) = acceptable(alone.clone(), setting) {
             let at = setting.at.clone();
@@ -203,7 +203,7 @@ fn effective(
         matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
     };
     let all: Vec<&Arg> = sub.get_arguments().filter(is_given).collect();
-    let beaten = |arg: &Arg| {
+    let is_overridden = |arg: &Arg| {
         all.iter().any(|by| {
             by.get_id() == arg.get_id()
                 || sub.get_arg_conflicts_with(by).contains(&arg)
@@ -212,16 +212,16 @@ fn effective(
     };
     let keeps = |setting: &Setting| {
         let arg = sub.get_arguments().find(|arg| arg.get_long() == Some(&setting.flag));
-        arg.is_some_and(|arg| !beaten(arg))
+        arg.is_some_and(|arg| !is_overridden(arg))
     };
     settings.into_iter().filter(keeps).collect()
 }
 
 /// Makes every flag optional, since the file may set a required one.
-fn leniently(command: Command) -> Command {
-    command.mut_subcommands(lenient)
+fn with_optional_flags(command: Command) -> Command {
+    command.mut_subcommands(subcommand_with_optional_flags)
 }
 
-fn lenient(command: Command) -> Command {
+fn subcommand_with_optional_flags(command: Command) -> Command {
     command.mut_args(|arg| arg.required(false))
 }

@@ -190,7 +190,7 @@ fn share_searches(protocol: Protocol, rest: Duration) {
                     flushed.step(step);
                     if begins {
                         looks.push(Instant::now());
-                        let waiting = flushed.flush.fresh.len();
+                        let waiting = flushed.flush.first_searches.len();
                         let finished_search = asked.drain(..asked.len() - waiting);
                         waited = finished_search.map(|at| at.elapsed()).fold(waited, Duration::max);
                     }
@@ -228,9 +228,9 @@ fn a_sync_is_reported_when_its_stale_entries_are_gone() {
             // Nothing to search for: reported at once, with the second search still pending.
             flushed.synced("second");
             assert_eq!(flushed.last_sync(), Some(last_sync("second")));
-            assert_eq!(flushed.flush.again.len(), 1);
+            assert_eq!(flushed.flush.second_searches.len(), 1);
             flushed.until_done().await;
-            assert!(flushed.flush.again.is_empty() && flushed.flush.problem.is_none());
+            assert!(flushed.flush.second_searches.is_empty() && flushed.flush.problem.is_none());
         })
     });
 }
@@ -249,11 +249,11 @@ fn a_kernel_that_refuses_is_reported_and_delays_nothing() {
         let problem = flushed.flush.report().problem.expect("a problem");
         assert!(problem.contains("conntrack") && problem.contains("permitted"), "{problem}");
         assert_eq!(flushed.last_sync(), Some(last_sync("first")));
-        assert!(!flushed.flush.fresh.is_empty(), "it is tried again");
+        assert!(!flushed.flush.first_searches.is_empty(), "it is tried again");
         assert!(flushed.flush.next_search() > Some(Instant::now() + RETRY / 2), "and not at once");
         flushed.synced("second");
         assert_eq!(flushed.last_sync(), Some(last_sync("second")));
-        flushed.flush.rested = Instant::now();
+        flushed.flush.next_search_after = Instant::now();
         block_on(flushed.until_done());
         assert_eq!(flushed.flush.problem, None);
     });
@@ -349,7 +349,7 @@ fn what_departed_is_deleted_at_once_although_a_later_change_concerns_it() {
                 flushed.apply(vec![Event::Pods(generation)]);
             }
             flushed.synced("and its successor");
-            assert_eq!(flushed.flush.fresh.len(), 1, "the search for the first one runs");
+            assert_eq!(flushed.flush.first_searches.len(), 1, "the search for the first one runs");
             flushed.until_done().await;
             assert_eq!(forbidden(), [0, 0]);
         })

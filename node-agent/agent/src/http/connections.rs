@@ -13,7 +13,7 @@ use denizen_text::describe;
 
 /// How long a summary is shown. Reading 100,000 connections takes a tenth of a second of one
 /// processor.
-const FOR: Duration = Duration::from_secs(10);
+const MAX_SUMMARY_AGE: Duration = Duration::from_secs(10);
 
 /// The last summary. The lock lets one request read at a time.
 #[derive(Debug, Default)]
@@ -28,12 +28,13 @@ struct Read {
 }
 
 impl Connections {
-    /// What was read at most [`FOR`] ago, or what is read now, with the names that `names` gives.
+    /// What was read at most [`MAX_SUMMARY_AGE`] ago, or what is read now, with the names that
+    /// `names` gives.
     pub async fn summary(
         &self,
         names: impl Future<Output = Result<Names, String>>,
     ) -> Result<Arc<Summary>, String> {
-        self.at_most(FOR, names, read).await
+        self.at_most(MAX_SUMMARY_AGE, names, read).await
     }
 
     async fn at_most(

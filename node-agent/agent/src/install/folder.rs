@@ -95,7 +95,8 @@ pub fn active(folder: &Path) -> Result<Active, FolderError> {
 pub fn insert(folder: &Path, entry: &Value) -> Result<ConfigReport, FolderError> {
     let mut report = ConfigReport::default();
     let candidates = in_order_of_use(candidates(folder, &mut report)?);
-    let (wraps, owned): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|file| file.is_wrap());
+    let (lone_lists, owned): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|file| file.is_list_of_lone_plugin());
     let (of_multus, owned): (Vec<_>, Vec<_>) =
         owned.into_iter().partition(|file| multus::is_multus(&file.text));
     let active = first_usable(&owned, entry, &mut report);
@@ -107,22 +108,22 @@ pub fn insert(folder: &Path, entry: &Value) -> Result<ConfigReport, FolderError>
     }
     // After the active file: Multus may copy that meanwhile.
     let delegates = multus_delegates(&of_multus, entry, &mut report)?;
-    let is_used = |wrap: &&Candidate| is_named_by_multus(wrap, &of_multus);
-    if !wraps.iter().any(|wrap| is_used(&wrap)) {
+    let is_used = |list: &&Candidate| is_named_by_multus(list, &of_multus);
+    if !lone_lists.iter().any(|list| is_used(&list)) {
         report
             .unusable
-            .extend(of_multus.iter().filter_map(|file| passed_by(file, active.as_ref()?.0)));
+            .extend(of_multus.iter().filter_map(|file| bypass_reason(file, active.as_ref()?.0)));
     }
-    if target.is_none() && !delegates && wraps.is_empty() {
+    if target.is_none() && !delegates && lone_lists.is_empty() {
         return Err(FolderError::Nothing(folder.to_owned()));
     }
     // A list for a lone plugin that is no longer active would hide the active configuration. If
     // that plugin's file was removed, its list is the only one left.
-    let is_stale = |wrap: &&Candidate| match &target {
-        Some(target) => wrap.path != *target,
-        None => delegates && multus::is_multus(&wrap.text),
+    let is_stale = |list: &&Candidate| match &target {
+        Some(target) => list.path != *target,
+        None => delegates && multus::is_multus(&list.text),
     };
-    for stale in wraps.iter().filter(|wrap| is_stale(wrap) && !is_used(wrap)) {
+    for stale in lone_lists.iter().filter(|list| is_stale(list) && !is_used(list)) {
         remove(&stale.path)?;
         report.changed.push(stale.path.clone());
     }
@@ -176,7 +177,7 @@ fn multus_delegates(
 
 /// Why runtimes do not call denizen through the file `multus`, although `active` names denizen:
 /// Multus uses another file.
-fn passed_by(multus: &Candidate, active: &Candidate) -> Option<(PathBuf, String)> {
+fn bypass_reason(multus: &Candidate, active: &Candidate) -> Option<(PathBuf, String)> {
     let named = multus::network_file(&multus.text)?;
     let target = active.target();
     if file_name(&target) == named {
@@ -235,13 +236,15 @@ pub fn create(path: &Path, text: &str) -> Result<bool, FolderError> {
 ///
 /// # Errors
 /// [`FolderError`]; the folder is still valid.
-pub fn take_out(folder: &Path) -> Result<ConfigReport, FolderError> {
+pub fn remove_denizen(folder: &Path) -> Result<ConfigReport, FolderError> {
     let mut report = ConfigReport::default();
     let candidates = candidates(folder, &mut report)?;
     for file in &candidates {
-        if file.is_wrap()
+        if file.is_list_of_lone_plugin()
             && !is_named_by_multus(file, &candidates)
-            && candidates.iter().any(|other| other.target() == file.path && !other.is_wrap())
+            && candidates
+                .iter()
+                .any(|other| other.target() == file.path && !other.is_list_of_lone_plugin())
         {
             remove(&file.path)?;
             report.changed.push(file.path.clone());
@@ -292,7 +295,7 @@ impl Candidate {
         Some(Active { path: self.path, plugins, entry })
     }
 
-    fn is_wrap(&self) -> bool {
+    fn is_list_of_lone_plugin(&self) -> bool {
         let is_named_so = self.path.as_os_str().to_string_lossy().ends_with(WRAPPED);
         is_named_so && Conflist::parse(&self.text).is_ok_and(|list| list.is_pair())
     }

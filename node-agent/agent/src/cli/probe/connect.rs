@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UdpSocket, lookup_host};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::message::{BACK, LONGEST, ProbeAnswer, ProbeRequest};
+use super::message::{BACK, MAX_MESSAGE_BYTES, ProbeAnswer, ProbeRequest};
 use super::result::{ProbeOutcome, ProbeResult};
 use super::{ConnectArgs, ProbeProtocol, ProbeTarget};
 
@@ -121,7 +121,7 @@ async fn attempt(target: &ProbeTarget, options: ProbeOptions) -> io::Result<Opti
 async fn over_tcp(mut stream: TcpStream, request: &ProbeRequest) -> io::Result<Vec<u8>> {
     stream.write_all(&request.line()).await?;
     let mut answer = Vec::new();
-    BufReader::new(stream).take(LONGEST).read_until(b'\n', &mut answer).await?;
+    BufReader::new(stream).take(MAX_MESSAGE_BYTES).read_until(b'\n', &mut answer).await?;
     Ok(answer)
 }
 
@@ -133,7 +133,7 @@ async fn over_udp(address: SocketAddr, request: &ProbeRequest) -> io::Result<Vec
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(address).await?;
     socket.send(&request.datagram()).await?;
-    let mut answer = vec![0; LONGEST as usize];
+    let mut answer = vec![0; MAX_MESSAGE_BYTES as usize];
     let length = socket.recv(&mut answer).await?;
     answer.truncate(length);
     Ok(answer)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::result::ProbeResult;
 
 /// Size limit of a line in bytes: `--first` may have many results.
-pub(super) const LONGEST: u64 = 64 << 10;
+pub(super) const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 
 /// Time limit for the server's connection back, for which the client waits too. A client that cannot
 /// be reached costs all of it.

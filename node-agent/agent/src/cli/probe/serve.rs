@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::connect::{ProbeOptions, probe, probe_all};
-use super::message::{BACK, LONGEST, ProbeRequest};
+use super::message::{BACK, MAX_MESSAGE_BYTES, ProbeRequest};
 use super::result::ProbeResult;
 use super::{ProbeProtocol, ProbeTarget, ServeArgs};
 use crate::agent;
@@ -98,7 +98,7 @@ impl ProbeServer {
     async fn answer(&self, stream: TcpStream, client: IpAddr) -> io::Result<()> {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
-        (&mut stream).take(LONGEST).read_until(b'\n', &mut line).await?;
+        (&mut stream).take(MAX_MESSAGE_BYTES).read_until(b'\n', &mut line).await?;
         let Some(request) = ProbeRequest::read(&line) else { return Ok(()) };
         let mut answer = request.answer(&self.name, client);
         answer.first = self.first.get().cloned();
@@ -114,7 +114,7 @@ impl ProbeServer {
     }
 
     async fn receive(self: Arc<Self>, socket: UdpSocket) {
-        let mut datagram = vec![0; LONGEST as usize];
+        let mut datagram = vec![0; MAX_MESSAGE_BYTES as usize];
         loop {
             // An error belongs to a datagram that was sent earlier.
             let Ok((length, client)) = socket.recv_from(&mut datagram).await else { continue };

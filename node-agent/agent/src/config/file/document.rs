@@ -67,7 +67,7 @@ pub(super) enum Document {
 pub(super) const OWN: (&str, &str) = ("denizen.io/v1alpha1", "DenizenConfiguration");
 const KUBE_PROXY: (&str, &str) = ("kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration");
 /// The fields that say which kind of document it is.
-const NATURE: [&str; 2] = ["apiVersion", "kind"];
+const TYPE_FIELDS: [&str; 2] = ["apiVersion", "kind"];
 
 impl Document {
     /// Reads the one document of a file, YAML or JSON.
@@ -145,7 +145,7 @@ impl YamlNode {
     pub(super) fn fields(&self, known: &impl Fn(&str) -> FieldNameKind) -> Fields<'_> {
         let mut fields = Fields::default();
         if let Value::Map(top) = &self.value {
-            let rest = top.iter().filter(|(name, _)| !NATURE.contains(&name.as_str()));
+            let rest = top.iter().filter(|(name, _)| !TYPE_FIELDS.contains(&name.as_str()));
             rest.for_each(|(name, node)| node.collect(name.clone(), known, &mut fields));
         }
         fields

@@ -88,7 +88,7 @@ proptest! {
                 let after = contents(folder);
                 prop_assert!(insert(folder, &ours()).unwrap().changed.is_empty(), "once is enough");
                 prop_assert_eq!(contents(folder), after);
-                take_out(folder).unwrap();
+                remove_denizen(folder).unwrap();
                 prop_assert_eq!(contents(folder), before, "byte for byte");
             }
         }
@@ -137,7 +137,7 @@ fn links_owners_and_modes_stay() {
     assert!(folder.join("10-x.conflist").is_symlink());
     assert_eq!(fs::metadata(&elsewhere).unwrap().mode() & 0o777, 0o640);
     assert_eq!(active(&folder).unwrap().len(), 2);
-    take_out(&folder).unwrap();
+    remove_denizen(&folder).unwrap();
     assert_eq!(read(&elsewhere).unwrap(), LIST);
 }
 
@@ -153,7 +153,7 @@ fn a_file_that_is_not_regular_is_skipped_and_does_not_block() {
     assert_eq!(report.changed, std::slice::from_ref(&list));
     let why = "it is a named pipe, and not a regular file".to_owned();
     assert_eq!(report.unusable, [(pipe, why)]);
-    assert_eq!(take_out(folder).unwrap().changed, [list]);
+    assert_eq!(remove_denizen(folder).unwrap().changed, [list]);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn changes_by_others_are_kept() {
     insert(folder, &ours()).unwrap();
     let now = contents(folder)["10-x.conflist"].replace("bridge", "ptp");
     put(folder, "10-x.conflist", &now);
-    take_out(folder).unwrap();
+    remove_denizen(folder).unwrap();
     assert_eq!(contents(folder)["10-x.conflist"], LIST.replace("bridge", "ptp"));
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::folder::{ConfigReport, FolderError, active, insert, take_out};
+use super::super::folder::{ConfigReport, FolderError, active, insert, remove_denizen};
 
 const LIST: &str = r#"{
   "cniVersion": "1.0.0", "name": "pods",
@@ -130,7 +130,7 @@ fn multus_delegates_to_denizen_in_either_order() {
                 let now = contents(folder);
                 assert_eq!(*files.get_or_insert_with(|| now.clone()), now, "{round}");
             }
-            take_out(folder).unwrap();
+            remove_denizen(folder).unwrap();
             assert_delegates_to(folder, plugins, name);
             assert_eq!(contents(folder)[name], text, "byte for byte");
             assert_eq!(contents(folder).len(), 2);
@@ -151,7 +151,7 @@ fn multus_s_file_is_restored() {
         let before = contents(folder);
         insert(folder, &ours()).unwrap();
         assert_ne!(contents(folder), before);
-        take_out(folder).unwrap();
+        remove_denizen(folder).unwrap();
         assert_eq!(contents(folder), before, "{name}");
     }
 }
@@ -212,7 +212,7 @@ fn the_file_that_multus_names_gets_denizen() {
     assert_eq!(contents(folder)["10-x.conflist"], LIST);
     assert_eq!(active(folder).unwrap().path, folder.join("20-y.conflist"));
     assert_eq!(active(folder).unwrap().entry, Some(ours()));
-    take_out(folder).unwrap();
+    remove_denizen(folder).unwrap();
     assert_eq!(contents(folder)["20-y.conflist"], OLD_LIST);
     // Beside a lone plugin, it takes the list only when it restarts.
     fs::write(folder.join("30-z.conf"), LONE).unwrap();
@@ -228,7 +228,7 @@ fn the_file_that_multus_names_gets_denizen() {
     fs::write(folder.join("05-w.conflist"), LIST).unwrap();
     assert_eq!(insert(folder, &ours()).unwrap().unusable, []);
     assert_eq!(active(folder).unwrap().plugins, ["ptp", "denizen"], "not taken from under Multus");
-    take_out(folder).unwrap();
+    remove_denizen(folder).unwrap();
     let left: Value = serde_json::from_str(&contents(folder)["30-z-and-denizen.conflist"]).unwrap();
     assert_eq!(types(&left), ["ptp"], "Multus still calls what it says");
 }
