@@ -12,8 +12,10 @@ use super::{Decoder, ObjectKind, RawObject};
 fn decoded(found: &RawObject<'_>) -> (Result<Option<Event>, String>, Vec<String>) {
     let mut decoder = Decoder::new("node-1".into()).with_other_nodes(true);
     let mut warnings = Vec::new();
-    let said = found.decode(&mut decoder, &mut warnings);
-    let event = said.map(|said| said.map(|said| said.event)).map_err(|error| error.to_string());
+    let result = found.decode(&mut decoder, &mut warnings);
+    let event = result
+        .map(|decoded| decoded.map(|decoded| decoded.event))
+        .map_err(|error| error.to_string());
     (event, warnings.iter().map(ToString::to_string).collect())
 }
 

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 pub use self::last_good::NAME as LAST_GOOD;
-use self::last_good::{LONGEST, LastGood};
+use self::last_good::{LastGood, MAX_FILE_BYTES};
 use super::watch::{FolderHints, FolderWatch};
 use super::{Closed, Outlet};
 use denizen_model::{Egress, Event, Family, canonical_range, family_of};
@@ -81,7 +81,7 @@ struct EgressDocument {
 /// Reads the file. If there is none, ip-masq-agent's default applies: pods keep their address
 /// towards the private IPv4 ranges.
 pub fn read(path: &Path) -> Result<File, EgressError> {
-    match regular::read_to_string(path, LONGEST) {
+    match regular::read_to_string(path, MAX_FILE_BYTES) {
         Ok(text) => {
             parse(&text).map_err(|problem| EgressError::Content { path: path.to_owned(), problem })
         }

@@ -8,7 +8,7 @@
 //! | `client` | connections that detect a dead server, and who shares them |
 //! | `kinds` | paths and selectors of the requests |
 //! | `discovery` | whether ClusterNetworkPolicies are served, and in which version |
-//! | `companion` | starts to follow the other nodes' Nodes once there is a ClusterNetworkPolicy |
+//! | `node_trigger` | follows the other nodes' Nodes once there is a ClusterNetworkPolicy |
 //! | `index` | which objects were sent, and what changed; pure |
 //! | `follow` | lists, watches, and what to do when they fail |
 //! | [`probe`] | asks a server once what it is and permits, for `check` |
@@ -52,7 +52,6 @@ pub mod access;
 mod answer;
 pub(crate) mod backoff;
 mod client;
-mod companion;
 mod discovery;
 mod envelope;
 mod exchange;
@@ -64,6 +63,7 @@ mod index;
 mod kinds;
 mod list_delay;
 mod lookup;
+mod node_trigger;
 mod pods;
 pub mod probe;
 mod read;
@@ -84,10 +84,10 @@ use jiff::Timestamp;
 use tokio::sync::{mpsc, watch as latest};
 
 use self::answer::ObjectAnswer;
-use self::companion::{Call, Companion, companion};
 use self::follow::KindFollower;
 use self::list_delay::ListDelay;
 use self::lookup::PodLookup;
+use self::node_trigger::{NodeFollowerStart, NodeFollowerTrigger, node_follower_trigger};
 use self::pods::{PodFollowers, PodFollowersConfig, StreamProgress, StreamScope};
 use self::read::{PolicyReader, TierReads, WatchedTiers};
 use self::recovery::Recovery;
@@ -151,9 +151,9 @@ struct FollowerChannels {
     traffic: Arc<Traffic>,
     list_delay: Arc<ListDelay>,
     /// Only the follower of ClusterNetworkPolicies has this.
-    companion: Option<Companion>,
-    /// Only the follower of other Nodes has this: the companion calls it.
-    call: Option<Call>,
+    node_trigger: Option<NodeFollowerTrigger>,
+    /// Only the follower of other Nodes has this: the trigger starts it.
+    start: Option<NodeFollowerStart>,
     /// Only the follower of ClusterNetworkPolicies has this.
     watched: Option<latest::Sender<WatchedTiers>>,
     scope: StreamScope,
@@ -197,9 +197,9 @@ pub fn start(
     let (watched, at_tiers) = latest::channel(WatchedTiers::default());
     let mut policy_reads = Some((reads, TierReads { watched: at_tiers, answers }));
     // If routes need the other Nodes, the follower of this node's Node brings them too.
-    let is_called = features.need(ObjectKind::ClusterNetworkPolicy) && !features.other_nodes;
-    let (companion, call) = is_called.then(companion).unzip();
-    let mut tiers = Some(TierChannels { answers: tier_answers, watched, companion });
+    let needs_start = features.need(ObjectKind::ClusterNetworkPolicy) && !features.other_nodes;
+    let (node_trigger, start) = needs_start.then(node_follower_trigger).unzip();
+    let mut tiers = Some(TierChannels { answers: tier_answers, watched, node_trigger });
     let follow = |kind| match kind {
         ObjectKind::Pod => starter.pods(unknown.clone()),
         ObjectKind::NetworkPolicy => starter.network_policies(policy_reads.take()),
@@ -212,14 +212,14 @@ pub fn start(
         | ObjectKind::Namespace => starter.kind(kind, None),
     };
     let followed = features.kinds().map(follow);
-    followed.chain(call.map(|call| starter.kind(ObjectKind::OtherNode, Some(call)))).collect()
+    followed.chain(start.map(|start| starter.kind(ObjectKind::OtherNode, Some(start)))).collect()
 }
 
 /// The ends that only the follower of ClusterNetworkPolicies has.
 struct TierChannels {
     answers: mpsc::Receiver<ObjectAnswer>,
     watched: latest::Sender<WatchedTiers>,
-    companion: Option<Companion>,
+    node_trigger: Option<NodeFollowerTrigger>,
 }
 
 /// Starts the tasks of each kind, with what they share.
@@ -234,12 +234,12 @@ struct FollowerStarter<'a> {
 }
 
 impl FollowerStarter<'_> {
-    /// Follows a kind of which no single objects are read. If there is a `call`, waits for it
+    /// Follows a kind of which no single objects are read. If there is a `start`, waits for it
     /// first.
-    fn kind(&self, kind: ObjectKind, call: Option<Call>) -> Followed {
+    fn kind(&self, kind: ObjectKind, start: Option<NodeFollowerStart>) -> Followed {
         let (_, answers) = mpsc::channel(WAITING);
         let (channels, followed) = self.channels(kind, answers);
-        self.follow(kind, FollowerChannels { call, ..channels });
+        self.follow(kind, FollowerChannels { start, ..channels });
         followed
     }
 
@@ -284,11 +284,11 @@ impl FollowerStarter<'_> {
 
     fn cluster_network_policies(&self, tiers: Option<TierChannels>) -> Followed {
         let kind = ObjectKind::ClusterNetworkPolicy;
-        let Some(TierChannels { answers, watched, companion }) = tiers else {
+        let Some(TierChannels { answers, watched, node_trigger }) = tiers else {
             return self.kind(kind, None);
         };
         let (channels, followed) = self.channels(kind, answers);
-        self.follow(kind, FollowerChannels { companion, watched: Some(watched), ..channels });
+        self.follow(kind, FollowerChannels { node_trigger, watched: Some(watched), ..channels });
         followed
     }
 
@@ -306,8 +306,8 @@ impl FollowerStarter<'_> {
             wrong_policies: self.wrong_policies.clone(),
             traffic: traffic.clone(),
             list_delay: self.list_delay.clone(),
-            companion: None,
-            call: None,
+            node_trigger: None,
+            start: None,
             watched: None,
             scope: StreamScope::All,
             progress: Arc::default(),

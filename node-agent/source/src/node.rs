@@ -48,7 +48,7 @@ const QUIET: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Time limit for an answer. The kernel answers in milliseconds; a lost answer never comes.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a list is repeated at once if a change interrupted it.
 const LIST_ATTEMPTS: u32 = 10;
@@ -292,10 +292,13 @@ async fn list_all(handle: &Handle) -> Result<LinkTable, NodeError> {
         // Statistics are the largest part of a link's message.
         links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let links = list(handle, RouteNetlinkMessage::GetLink(links), &mut table);
-        let undisturbed = timeout(ANSWER, links).await.map_err(|_| NodeError::TimedOut)??;
+        let undisturbed =
+            timeout(ANSWER_TIMEOUT, links).await.map_err(|_| NodeError::TimedOut)??;
         let addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
         let addresses = list(handle, addresses, &mut table);
-        if timeout(ANSWER, addresses).await.map_err(|_| NodeError::TimedOut)?? && undisturbed {
+        if timeout(ANSWER_TIMEOUT, addresses).await.map_err(|_| NodeError::TimedOut)??
+            && undisturbed
+        {
             return Ok(table);
         }
     }

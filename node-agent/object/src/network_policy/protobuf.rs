@@ -19,23 +19,23 @@ enum Content {
     One(&'static Message),
     /// May be a number or a text.
     IntOrString,
-    Texts,
+    TextList,
     Several(&'static Message),
     /// A map of texts.
-    Texted,
+    TextMap,
 }
 
-use Content::{IntOrString, Number, One, Several, Text, Texted, Texts};
+use Content::{IntOrString, Number, One, Several, Text, TextList, TextMap};
 
 const SPEC: &Message = &[
     (1, "podSelector", One(SELECTOR)),
     (2, "ingress", Several(INGRESS)),
     (3, "egress", Several(EGRESS)),
-    (4, "policyTypes", Texts),
+    (4, "policyTypes", TextList),
 ];
 const SELECTOR: &Message =
-    &[(1, "matchLabels", Texted), (2, "matchExpressions", Several(REQUIREMENT))];
-const REQUIREMENT: &Message = &[(1, "key", Text), (2, "operator", Text), (3, "values", Texts)];
+    &[(1, "matchLabels", TextMap), (2, "matchExpressions", Several(REQUIREMENT))];
+const REQUIREMENT: &Message = &[(1, "key", Text), (2, "operator", Text), (3, "values", TextList)];
 const INGRESS: &Message = &[(1, "ports", Several(PORT)), (2, "from", Several(PEER))];
 const EGRESS: &Message = &[(1, "ports", Several(PORT)), (2, "to", Several(PEER))];
 const PORT: &Message = &[(1, "protocol", Text), (2, "port", IntOrString), (3, "endPort", Number)];
@@ -44,7 +44,7 @@ const PEER: &Message = &[
     (2, "namespaceSelector", One(SELECTOR)),
     (3, "ipBlock", One(BLOCK)),
 ];
-const BLOCK: &Message = &[(1, "cidr", Text), (2, "except", Texts)];
+const BLOCK: &Message = &[(1, "cidr", Text), (2, "except", TextList)];
 
 /// The tree of the field that has the `spec`.
 pub(super) fn spec(field: &Field<'_>) -> Value {
@@ -65,17 +65,19 @@ fn message(bytes: &[u8], known: &Message) -> Value {
             continue;
         };
         match (*content, tree.get_mut(*name)) {
-            (Texts | Several(_), before) => {
+            (TextList | Several(_), before) => {
                 let element = match *content {
                     Several(message) => single(&field, One(message)),
-                    Text | Number | One(_) | IntOrString | Texts | Texted => single(&field, Text),
+                    Text | Number | One(_) | IntOrString | TextList | TextMap => {
+                        single(&field, Text)
+                    }
                 };
                 match before {
                     Some(Value::Array(list)) => list.push(element),
                     _ => drop(tree.insert((*name).to_owned(), vec![element].into())),
                 }
             }
-            (Texted, before) => {
+            (TextMap, before) => {
                 let (key, value) = entry(&field);
                 match before {
                     Some(Value::Object(map)) => drop(map.insert(key, value)),
@@ -105,7 +107,7 @@ fn single(field: &Field<'_>, content: Content) -> Value {
         (One(known), FieldValue::Bytes(bytes)) => message(bytes, known),
         (IntOrString, FieldValue::Bytes(bytes)) => int_or_string(bytes),
         (
-            Text | Number | One(_) | IntOrString | Texts | Several(_) | Texted,
+            Text | Number | One(_) | IntOrString | TextList | Several(_) | TextMap,
             FieldValue::Number(_) | FieldValue::Bytes(_) | FieldValue::Fixed(_),
         ) => Map::from_iter([(unknown(field.number), raw(field))]).into(),
     }

@@ -32,16 +32,16 @@ use denizen_text::describe;
 
 /// After a change, the wait for related changes: a link, its record and its cached result appear
 /// one after the other.
-const PAUSE: Duration = Duration::from_millis(100);
+const SETTLE_TIME: Duration = Duration::from_millis(100);
 
 /// After an interface without a record appears, all cached results are read after this time, then
 /// after twice this time, and so on.
-const SHORTEST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(60);
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// After a search, the pause before the next one is this many times as long as the search took: a
 /// node with very many pods does not keep a processor busy.
-const REST: u32 = 4;
+const PAUSE_FACTOR: u32 = 4;
 
 /// What [`find()`] publishes.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ pub async fn find(
         }
         let now = Instant::now();
         if finder.missing.listed(&links, now) {
-            (finder.backoff, finder.all_due) = (SHORTEST, now + SHORTEST);
+            (finder.backoff, finder.all_due) = (MIN_BACKOFF, now + MIN_BACKOFF);
         }
         let hints = finder.cache.take();
         let names = finder.cache.named(&hints);
@@ -129,9 +129,9 @@ impl Finder {
             missing: Missing::new(config.not_pods.clone()),
             selection: None,
             config,
-            pause: PAUSE,
+            pause: SETTLE_TIME,
             all_due: Instant::now(),
-            backoff: SHORTEST,
+            backoff: MIN_BACKOFF,
             has_read_all: false,
             unusable: BTreeMap::new(),
             partial: BTreeSet::new(),
@@ -147,7 +147,7 @@ impl Finder {
         let again = (!self.partial.is_empty()).then_some(self.partial_due);
         let search = searches.then_some(self.all_due).into_iter().chain(again);
         let due = search.chain(self.missing.next_for_long(now)).min();
-        due.unwrap_or(now + LONGEST)
+        due.unwrap_or(now + MAX_BACKOFF)
     }
 
     /// Waits for `what`, and meanwhile notes every record: a pod whose record came and went is
@@ -219,7 +219,7 @@ impl Finder {
         hints: FolderHints,
         state_file: &mut latest::Receiver<LastState>,
     ) -> Result<(), String> {
-        self.pause = PAUSE;
+        self.pause = SETTLE_TIME;
         let is_due = hints.overflow || self.all_due <= now || !self.has_read_all;
         let reads_all = is_due && (!self.missing.is_empty() || !self.has_read_all);
         let names = self.names(hints.names, is_due, now);
@@ -236,10 +236,10 @@ impl Finder {
         let result = self.during(state_file, search).await;
         let took = now.elapsed();
         debug!(elapsed = ?took, reads_all, "searched for pods attached without denizen");
-        self.pause = PAUSE.max(took * REST);
+        self.pause = SETTLE_TIME.max(took * PAUSE_FACTOR);
         if is_due {
-            self.all_due = Instant::now() + self.backoff.max(took * REST);
-            self.backoff = (self.backoff * 2).min(LONGEST);
+            self.all_due = Instant::now() + self.backoff.max(took * PAUSE_FACTOR);
+            self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
         }
         let unusable = result.map_err(|error| describe(&error))?;
         self.note_unusable(unusable.map_err(|error| describe(&error))?, results.as_ref());
@@ -285,7 +285,7 @@ impl Finder {
                 self.unusable.insert(path, why);
             }
         }
-        self.partial_due = Instant::now() + SHORTEST;
+        self.partial_due = Instant::now() + MIN_BACKOFF;
         for (path, why) in self.unusable.iter().filter(|(path, _)| !before.contains_key(*path)) {
             warn!(path = %path.display(), why, "cached cni result left out");
         }

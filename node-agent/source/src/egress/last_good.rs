@@ -15,7 +15,7 @@ use denizen_model::Egress;
 pub const NAME: &str = "egress.json";
 
 /// Size limit in bytes, more than any list of ranges needs.
-pub(super) const LONGEST: u64 = 1 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The path of the copy.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl LastGood {
 
     /// The last good file as text; `None` if there was none since the last boot.
     pub(super) fn read(&self) -> Option<String> {
-        regular::read_to_string(&self.0, LONGEST).ok()
+        regular::read_to_string(&self.0, MAX_FILE_BYTES).ok()
     }
 
     /// Writes the copy in the egress file's format, with every range written out. If the agent is

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::failure::Failure;
 
 /// Time limit for the first answer to a list or a watch.
-pub(super) const ANSWER: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time limit for silence during a list.
 pub(super) const LIST_SILENCE: Duration = Duration::from_secs(20);
@@ -22,10 +22,10 @@ pub(super) const STEADY: Duration = Duration::from_secs(10);
 pub(super) const NOT_SERVED: Duration = Duration::from_secs(600);
 
 /// The first pause. Each further one is twice as long …
-const SHORTEST: Duration = Duration::from_millis(200);
+const MIN_PAUSE: Duration = Duration::from_millis(200);
 
 /// … up to this.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Pauses that grow while attempts fail. Each is cut by up to half at random: all nodes of a
 /// cluster lose the API at one moment, and must not come back at one moment.
@@ -59,10 +59,10 @@ impl Backoff {
 
     /// The pause after one more failure, at least as long as the server asked for.
     pub(crate) fn pause(&mut self, asked: Option<Duration>) -> Duration {
-        let whole = SHORTEST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        let whole = MIN_PAUSE.saturating_mul(1 << self.failures.min(16)).min(MAX_PAUSE);
         self.failures = self.failures.saturating_add(1);
         // Clients that were asked to wait must not come back at one moment either.
-        let asked = asked.unwrap_or_default().min(LONGEST * 4);
+        let asked = asked.unwrap_or_default().min(MAX_PAUSE * 4);
         cut(whole, random()).max(asked + (asked / 4).mul_f64(fraction(random())))
     }
 }
@@ -104,15 +104,15 @@ mod tests {
     fn pauses_grow_to_a_bound_and_differ() {
         let mut backoff = Backoff::default();
         let pauses: Vec<Duration> = (0..40).map(|_| backoff.pause(None)).collect();
-        let mut whole = SHORTEST;
+        let mut whole = MIN_PAUSE;
         for pause in &pauses {
             assert!(*pause >= whole / 2 && *pause <= whole, "{pause:?} of {whole:?}");
-            whole = (whole * 2).min(LONGEST);
+            whole = (whole * 2).min(MAX_PAUSE);
         }
         let last: std::collections::BTreeSet<_> = pauses[20..].iter().collect();
         assert!(last.len() > 10, "all equal: {last:?}");
         backoff.reset();
-        assert!(backoff.pause(None) <= SHORTEST);
+        assert!(backoff.pause(None) <= MIN_PAUSE);
     }
 
     /// The server was busy for so long that pauses are long; then the watch's version has expired.
@@ -122,11 +122,11 @@ mod tests {
         let mut backoff = Backoff::default();
         for _ in 0..3 {
             let busy = (0..12).map(|_| backoff.pause_after(&refused(429))).last();
-            assert!(busy >= Some(LONGEST / 2), "{busy:?}");
+            assert!(busy >= Some(MAX_PAUSE / 2), "{busy:?}");
             let expired: Vec<Duration> =
                 (0..12).map(|_| backoff.pause_after(&refused(410))).collect();
-            assert!(expired[0] <= SHORTEST, "{expired:?}");
-            assert!(expired[11] >= LONGEST / 2, "it expires again and again: {expired:?}");
+            assert!(expired[0] <= MIN_PAUSE, "{expired:?}");
+            assert!(expired[11] >= MAX_PAUSE / 2, "it expires again and again: {expired:?}");
             backoff.reset();
         }
     }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_server_may_ask_for_more_but_not_for_ever() {
         let mut backoff = Backoff::default();
-        for (asked, least) in [(7, Duration::from_secs(7)), (7_000, LONGEST * 4)] {
+        for (asked, least) in [(7, Duration::from_secs(7)), (7_000, MAX_PAUSE * 4)] {
             let pause = backoff.pause(Some(Duration::from_secs(asked)));
             assert!(pause >= least && pause <= least * 5 / 4, "{pause:?}");
         }

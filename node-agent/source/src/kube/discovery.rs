@@ -17,7 +17,7 @@ use super::failure::Failure;
 use super::traffic::Traffic;
 
 /// Time limit for an answer.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time until the API is asked again whether it serves ClusterNetworkPolicies.
 pub(super) const ABSENT: Duration = Duration::from_secs(60);
@@ -143,7 +143,7 @@ async fn ask<T: serde::de::DeserializeOwned>(
 ) -> Result<Option<T>, Failure> {
     let request = Request::get(path).body(Vec::new()).expect("the path is valid");
     let answer = async { Reply::accepting(JSON, client, request, traffic).await?.whole().await };
-    match timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER))) {
+    match timeout(ANSWER_TIMEOUT, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER_TIMEOUT))) {
         Ok(body) => serde_json::from_slice(&body).map(Some).map_err(Failure::from),
         Err(Failure::Refused(status)) if status.code == 404 => Ok(None),
         Err(failure) => Err(failure),

@@ -25,7 +25,7 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
 
 /// The longest event of a watch, and the longest object of a list, as in client-go.
-pub(super) const LONGEST: usize = 16 << 20;
+pub(super) const MAX_OBJECT_BYTES: usize = 16 << 20;
 
 /// How an answer is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub(super) struct ListMetadata<'a> {
     #[serde(borrow)]
     resource_version: BorrowedText<'a>,
     #[serde(rename = "continue")]
-    pub(super) next: BorrowedText<'a>,
+    pub(super) continue_token: BorrowedText<'a>,
     /// How many objects are not in this part of the list.
     #[serde(rename = "remainingItemCount")]
     pub(super) remaining: i64,
@@ -165,7 +165,7 @@ pub(super) struct ListMetadata<'a> {
 impl ListMetadata<'_> {
     /// The version to watch from, if this is the whole list.
     pub(super) fn version(&self) -> Result<String, Unreadable> {
-        if !self.next.is_empty() {
+        if !self.continue_token.is_empty() {
             return Err(Unreadable::PartOfAList);
         }
         match &*self.resource_version {
@@ -179,7 +179,7 @@ impl<'a> FromProtobuf<'a> for ListMetadata<'a> {
     fn take(&mut self, field: &Field<'a>) -> Result<(), ProtobufError> {
         match field.number {
             2 => self.resource_version = field.text()?,
-            3 => self.next = field.text()?,
+            3 => self.continue_token = field.text()?,
             4 => self.remaining = field.number()?,
             _ => {}
         }
@@ -354,7 +354,7 @@ fn with_retry_after(mut status: Status, seconds: u32) -> Status {
 }
 
 /// Maximum number of characters that are shown of a refusal that is plain text.
-const SHOWN: usize = 200;
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// The server's refusal, from the answer's code, its `Retry-After` in seconds, and its body:
 /// protobuf, JSON, a text, or nothing. The server's own words may come in another encoding than was
@@ -370,7 +370,7 @@ pub(super) fn refusal(code: u16, reason: &str, retry_after: u32, body: &[u8]) ->
     };
     let mut status = in_protobuf.or_else(in_json).unwrap_or_else(|| {
         let text = std::str::from_utf8(body).unwrap_or_default().trim();
-        let text: String = text.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+        let text: String = text.chars().filter(|c| !c.is_control()).take(MAX_SHOWN_CHARS).collect();
         let message = if text.is_empty() { "the API server does not say why" } else { &text };
         Status::failure(message, reason)
     });

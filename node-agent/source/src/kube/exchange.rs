@@ -11,7 +11,7 @@ use hyper::header::{
 use kube::Client;
 use kube::client::Body;
 
-use super::envelope::{self, Encoding, LONGEST, Unreadable, refusal};
+use super::envelope::{self, Encoding, MAX_OBJECT_BYTES, Unreadable, refusal};
 use super::failure::Failure;
 use super::gunzip::Gunzip;
 use super::traffic::Traffic;
@@ -96,7 +96,7 @@ impl Reply {
         let mut body = Vec::new();
         while let Some(piece) = self.piece().await? {
             body.extend_from_slice(&piece);
-            if body.len() > 4 * LONGEST {
+            if body.len() > 4 * MAX_OBJECT_BYTES {
                 return Err(Failure::Answer(Unreadable::TooLarge));
             }
         }

@@ -75,7 +75,7 @@ pub(super) enum Remedy {
     /// Not allowed until an operator changes the roles.
     Forbidden,
     /// The server does not accept such a request: it is too old for a field selector, for example.
-    NotThisWay,
+    RequestRejected,
 }
 
 impl Failure {
@@ -88,7 +88,7 @@ impl Failure {
                 403 => Remedy::Forbidden,
                 404 => Remedy::NotServed,
                 410 => Remedy::ListAnew,
-                400 | 405 | 406 | 415 | 422 => Remedy::NotThisWay,
+                400 | 405 | 406 | 415 | 422 => Remedy::RequestRejected,
                 _ => Remedy::Again,
             },
             Self::Unreachable(error) if is_of_tls(error) => Remedy::NewCredentials,
@@ -160,7 +160,7 @@ impl Failure {
             | Remedy::ListAnew
             | Remedy::NewCredentials
             | Remedy::NotServed
-            | Remedy::NotThisWay => String::new(),
+            | Remedy::RequestRejected => String::new(),
         }
     }
 }

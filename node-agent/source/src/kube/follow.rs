@@ -13,9 +13,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::answer::{Answered, AnsweredVersions, ObjectAnswer};
-use super::backoff::{self, ANSWER, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE};
+use super::backoff::{self, Backoff, LIST_SILENCE, NOT_SERVED, STEADY, WATCH_SILENCE};
 use super::client::SharedClient;
-use super::companion::Call;
 use super::discovery::ABSENT;
 use super::envelope::{Encoding, JsonList, Object, WatchEvent};
 use super::exchange::Reply;
@@ -24,6 +23,7 @@ use super::frames::{Frames, ListItems};
 use super::index::SentObjects;
 use super::kinds::{self, ListedState};
 use super::list_delay::{ListDelay, is_delayed};
+use super::node_trigger::NodeFollowerStart;
 use super::pods::{StreamProgress, StreamScope};
 use super::recovery::Recovery;
 use super::served::ServedPath;
@@ -41,9 +41,9 @@ pub(super) struct KindFollower {
     clients: SharedClient,
     outlet: Outlet,
     answers: mpsc::Receiver<ObjectAnswer>,
-    answered: AnsweredVersions,
+    answered_versions: AnsweredVersions,
     wrong_policies: mpsc::Sender<WrongPolicy>,
-    call: Option<Call>,
+    start: Option<NodeFollowerStart>,
     served: ServedPath,
     index: SentObjects,
     /// The client of the last request.
@@ -63,7 +63,7 @@ pub(super) struct KindFollower {
     /// The field selector, until the server refuses it.
     fields: Option<String>,
     /// Whether to use field selectors at all.
-    selects: bool,
+    use_field_selectors: bool,
     listed: bool,
     backoff: Backoff,
     recovery: Recovery,
@@ -83,21 +83,21 @@ impl KindFollower {
     ) -> Self {
         let KubeConfig { client, node_name, since, features, pods } = config.clone();
         let FollowerChannels { outlet, answers, wrong_policies, traffic, list_delay, .. } = ends;
-        let (companion, call, watched) = (ends.companion, ends.call, ends.watched);
+        let (node_trigger, start, watched) = (ends.node_trigger, ends.start, ends.watched);
         let of_scope = ends.scope.fields(&node_name);
         let decoder = features.decoder(node_name.clone()).with_ends(pods.is_some());
         Self {
             kind,
             fields: kinds::fields(kind, &node_name, features).or(of_scope),
             index: SentObjects::new(kind, decoder, since),
-            selects: kinds::selects(kind),
+            use_field_selectors: kinds::has_field_selectors(kind),
             clients: client,
             outlet,
             answers,
-            answered: AnsweredVersions::default(),
+            answered_versions: AnsweredVersions::default(),
             wrong_policies,
-            call,
-            served: ServedPath::new(companion, watched),
+            start,
+            served: ServedPath::new(node_trigger, watched),
             client: None,
             version: None,
             floor: ends.floor,
@@ -119,7 +119,7 @@ impl KindFollower {
 
     /// Runs until the receiver is closed.
     pub(super) async fn run(mut self) {
-        if !Call::is_needed(&mut self.call, &self.outlet).await {
+        if !NodeFollowerStart::is_needed(&mut self.start, &self.outlet).await {
             return;
         }
         loop {
@@ -155,7 +155,7 @@ impl KindFollower {
     /// reports that there are none.
     async fn discover(&mut self, client: &Client) -> Result<(), StreamEnd> {
         let is_served = self.served.find(client, &self.traffic, !self.listed).await?;
-        self.answered();
+        self.server_answered();
         self.served.publish(self.version.as_ref());
         if is_served {
             return Ok(());
@@ -171,7 +171,7 @@ impl KindFollower {
     /// The server answers. If this follower found the end of an outage by itself, it wakes the
     /// others. A follower that was woken announces nothing: if connections broke again at once, two
     /// would wake each other without end.
-    fn answered(&mut self) {
+    fn server_answered(&mut self) {
         if std::mem::take(&mut self.outage) && !self.woken {
             self.recovery.announce();
         }
@@ -182,11 +182,11 @@ impl KindFollower {
         self.outage |= failure.is_outage();
         self.progress.failed();
         let remedy = failure.remedy();
-        // For a watch that resumes, `NotThisWay` can only be about its resource version.
+        // For a watch that resumes, `RequestRejected` can only be about its resource version.
         let listing = self.version.is_none();
         match remedy {
             Remedy::NewCredentials => self.clients.discard(self.client.take()).await,
-            Remedy::ListAnew | Remedy::NotThisWay => {
+            Remedy::ListAnew | Remedy::RequestRejected => {
                 self.floor = self.version.take().or(self.floor.take());
             }
             Remedy::NotServed if self.kind == ObjectKind::ClusterNetworkPolicy => {
@@ -200,7 +200,7 @@ impl KindFollower {
         }
         self.needs_newest |= failure.is_of_the_future();
         self.reason = self.traffic.reason_after(failure, listing, self.reason);
-        if listing && self.asks_simpler(failure) {
+        if listing && self.drop_field_selector(failure) {
             return Ok(Duration::ZERO);
         }
         if self.kind == ObjectKind::ServiceCidr
@@ -227,10 +227,10 @@ impl KindFollower {
 
     /// Switches to a form of request that older servers understand. Returns whether there was one
     /// left to try.
-    fn asks_simpler(&mut self, failure: &Failure) -> bool {
-        let refused = failure.remedy() == Remedy::NotThisWay;
+    fn drop_field_selector(&mut self, failure: &Failure) -> bool {
+        let refused = failure.remedy() == Remedy::RequestRejected;
         let kind = self.kind;
-        if !refused || kind == ObjectKind::Node || !std::mem::take(&mut self.selects) {
+        if !refused || kind == ObjectKind::Node || !std::mem::take(&mut self.use_field_selectors) {
             return false;
         }
         if self.scope != StreamScope::OwnPods {
@@ -245,10 +245,10 @@ impl KindFollower {
 
     /// Sends a request, and waits for the head of its answer.
     async fn ask(&self, client: &Client, request: Request<Vec<u8>>) -> Result<Reply, StreamEnd> {
-        let reply = Reply::to(client, request, &self.traffic);
+        let reply = timeout(backoff::ANSWER_TIMEOUT, Reply::to(client, request, &self.traffic));
         tokio::select! {
             () = self.outlet.closed() => Err(StreamEnd::Closed),
-            reply = timeout(ANSWER, reply) => Ok(reply.map_err(|_| Failure::TimedOut(ANSWER))??),
+            reply = reply => Ok(reply.map_err(|_| Failure::TimedOut(backoff::ANSWER_TIMEOUT))??),
         }
     }
 
@@ -262,14 +262,14 @@ impl KindFollower {
             Some(version) => ListedState::NotOlderThan(version),
             None => ListedState::Cached,
         };
-        let params = kinds::list(self.kind, self.fields.clone(), self.selects, state);
+        let params = kinds::list(self.kind, self.fields.clone(), self.use_field_selectors, state);
         let request = self.scope.request(self.served.request(self.kind)).list(&params);
         let mut request = request.map_err(kube::Error::BuildRequest)?;
         kinds::accept_gzip(self.kind, &mut request);
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request).await?;
-        self.answered();
-        self.answered.forget_list();
+        self.server_answered();
+        self.answered_versions.forget_list();
         self.index.begin_list();
         let version = match reply.encoding {
             Encoding::Protobuf => {
@@ -314,7 +314,7 @@ impl KindFollower {
         let params = kinds::watch(self.kind, self.fields.clone(), backoff::watch_seconds());
         let request = self.scope.request(self.served.request(self.kind)).watch(&params, version);
         let reply = self.ask(client, request.map_err(kube::Error::BuildRequest)?).await?;
-        self.answered();
+        self.server_answered();
         let begun = Instant::now();
         self.trouble(None);
         let ended = self.read(reply).await;
@@ -393,9 +393,9 @@ impl KindFollower {
     /// sent in parts: a copy of 150,000 pods here would take twice the model's memory.
     async fn take_listed(&mut self, object: Object<'_>) -> Result<(), Closed> {
         if !self.answers.is_closed() {
-            self.answered.note_listed(object);
+            self.answered_versions.note_listed(object);
         }
-        match self.answered.newer(object) {
+        match self.answered_versions.newer(object) {
             Some(metadata) => self.index.keep(&metadata.namespace, &metadata.name),
             None => self.index.list(&object.found(self.kind)),
         }
@@ -409,13 +409,13 @@ impl KindFollower {
     /// Takes what an answer brings before the watch does.
     async fn take_answer(&mut self, answer: &ObjectAnswer) -> Result<(), Closed> {
         let mut events = Vec::new();
-        for answered in self.answered.objects(answer, self.version.as_deref()) {
+        for answered in self.answered_versions.objects(answer, self.version.as_deref()) {
             events.append(&mut match answered {
                 Answered::News(object) => self.index.changed(&object.found(self.kind)),
                 Answered::Listed(object) => self.index.flush_one(&object.namespace, &object.name),
             });
         }
-        self.served.call_companion(&events).await;
+        self.served.start_node_follower(&events).await;
         self.outlet.send(events).await?;
         self.report();
         Ok(())
@@ -429,9 +429,9 @@ impl KindFollower {
         apply: fn(&mut SentObjects, &RawObject<'_>) -> Vec<Event>,
     ) -> Result<(), Closed> {
         let metadata = object.metadata();
-        if !metadata.as_ref().is_some_and(|metadata| self.answered.has(metadata)) {
+        if !metadata.as_ref().is_some_and(|metadata| self.answered_versions.has(metadata)) {
             let events = apply(&mut self.index, &object.found(self.kind));
-            self.served.call_companion(&events).await;
+            self.served.start_node_follower(&events).await;
             self.outlet.send(events).await?;
             self.report();
         }
@@ -445,13 +445,13 @@ impl KindFollower {
     async fn complete(&mut self, version: String) -> Result<(), Closed> {
         if self.needs_newest {
             // A restored etcd assigns the same versions again.
-            self.answered = AnsweredVersions::default();
+            self.answered_versions = AnsweredVersions::default();
         }
-        for (namespace, name) in self.answered.newer_than(&version) {
+        for (namespace, name) in self.answered_versions.newer_than(&version) {
             self.index.keep(namespace, name);
         }
         let events = self.index.complete();
-        self.served.call_companion(&events).await;
+        self.served.start_node_follower(&events).await;
         self.outlet.send(events).await?;
         self.listed().await?;
         (self.version, self.needs_newest) = (Some(version), false);
@@ -466,7 +466,7 @@ impl KindFollower {
         let was_listed = std::mem::replace(&mut self.listed, true);
         let listed = (!was_listed).then(|| Event::Listed(self.kind.listing()));
         self.outlet.send(Vec::from_iter(listed)).await?;
-        self.call.iter().for_each(Call::answer);
+        self.start.iter().for_each(NodeFollowerStart::listed);
         Ok(())
     }
 

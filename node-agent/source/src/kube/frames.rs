@@ -1,6 +1,6 @@
 //! Cuts an answer that arrives piece by piece into events or objects. Pure.
 
-use super::envelope::{Encoding, LONGEST, ListMetadata, Object, Unreadable, WatchEvent};
+use super::envelope::{Encoding, ListMetadata, MAX_OBJECT_BYTES, Object, Unreadable, WatchEvent};
 use denizen_object::protobuf::{
     FromProtobuf, Head, MAGIC_LENGTH, Malformation, TypeMeta, begins_protobuf,
 };
@@ -83,7 +83,7 @@ impl Frames {
             return Ok(None);
         };
         let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-        if length > LONGEST {
+        if length > MAX_OBJECT_BYTES {
             return Err(Unreadable::TooLarge);
         }
         Ok((rest.len() >= length).then_some((LENGTH, length)))
@@ -98,7 +98,7 @@ impl Frames {
                 self.searched = 0;
                 Ok(Some((blank, from + more - blank)))
             }
-            None if rest.len() > LONGEST => Err(Unreadable::TooLarge),
+            None if rest.len() > MAX_OBJECT_BYTES => Err(Unreadable::TooLarge),
             None => {
                 self.searched = rest.len();
                 Ok(None)
@@ -214,7 +214,7 @@ impl ListItems {
 
     /// The value of a field, if it has arrived.
     fn whole(&mut self, head: Head) -> Result<Option<&[u8]>, Unreadable> {
-        if head.whole() > LONGEST {
+        if head.whole() > MAX_OBJECT_BYTES {
             return Err(Unreadable::TooLarge);
         }
         if head.whole() > self.buffer.rest().len() {

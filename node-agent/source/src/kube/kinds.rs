@@ -39,12 +39,12 @@ pub(super) fn request(kind: ObjectKind) -> Request {
     })
 }
 
-/// Parameters for a list with the field selector `fields`. `selects`: whether the server accepts
-/// the selector of [`only_listed`] too.
+/// Parameters for a list with the field selector `fields`. `use_field_selectors`: whether the
+/// server accepts the selector of [`only_listed`] too.
 pub(super) fn list(
     kind: ObjectKind,
     fields: Option<String>,
-    selects: bool,
+    use_field_selectors: bool,
     state: ListedState<'_>,
 ) -> ListParams {
     let (version, matching) = match state {
@@ -52,7 +52,7 @@ pub(super) fn list(
         ListedState::NotOlderThan(version) => (Some(version), Some(VersionMatch::NotOlderThan)),
         ListedState::Newest => (None, None),
     };
-    let unfinished = only_listed(kind).filter(|_| selects).map(str::to_owned);
+    let unfinished = only_listed(kind).filter(|_| use_field_selectors).map(str::to_owned);
     let fields = fields.into_iter().chain(unfinished).reduce(|all, more| all + "," + &more);
     ListParams {
         label_selector: labels(kind),
@@ -145,7 +145,7 @@ pub(super) fn fields(kind: ObjectKind, node_name: &str, features: Features) -> O
 }
 
 /// Whether there are field selectors for this kind.
-pub(super) fn selects(kind: ObjectKind) -> bool {
+pub(super) fn has_field_selectors(kind: ObjectKind) -> bool {
     match kind {
         ObjectKind::Service | ObjectKind::Node | ObjectKind::Pod => true,
         ObjectKind::EndpointSlice

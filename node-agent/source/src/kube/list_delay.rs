@@ -28,13 +28,13 @@ use denizen_text::describe;
 const FOR_EACH_NODE: Duration = Duration::from_millis(4);
 
 /// The longest wait in any cluster.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// Up to this many nodes, nobody waits.
 const FEW: u32 = 100;
 
 /// Time limit for the number of nodes.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The wait of one agent, which all its kinds share.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl ListDelay {
     }
 
     /// Ends the wait, and all later waits.
-    pub(super) fn end(&self) {
+    pub(super) fn cancel(&self) {
         self.needed.send_replace(true);
     }
 
@@ -97,7 +97,7 @@ pub(super) fn is_delayed(kind: ObjectKind) -> bool {
 }
 
 fn longest(nodes: u32) -> Duration {
-    if nodes <= FEW { Duration::ZERO } else { (FOR_EACH_NODE * nodes).min(LONGEST) }
+    if nodes <= FEW { Duration::ZERO } else { (FOR_EACH_NODE * nodes).min(MAX_WAIT) }
 }
 
 /// How many nodes the cluster has.
@@ -116,7 +116,7 @@ pub(super) async fn count_nodes(client: &Client, traffic: &Arc<Traffic>) -> Resu
         }
         Ok(1)
     };
-    timeout(ANSWER, nodes).await.unwrap_or(Err(Failure::TimedOut(ANSWER)))
+    timeout(ANSWER_TIMEOUT, nodes).await.unwrap_or(Err(Failure::TimedOut(ANSWER_TIMEOUT)))
 }
 
 /// How many objects a list leaves out; `None` if it leaves out some and does not say how many.
@@ -128,7 +128,7 @@ fn left_out(encoding: Encoding, body: &[u8]) -> Result<Option<i64>, Unreadable> 
             Head::decode(envelope.object)?.metadata
         }
     };
-    Ok((metadata.next.is_empty() || metadata.remaining > 0).then_some(metadata.remaining))
+    Ok((metadata.continue_token.is_empty() || metadata.remaining > 0).then_some(metadata.remaining))
 }
 
 /// A list without its items.
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(longest(100), Duration::ZERO);
         assert_eq!(longest(1_000), Duration::from_secs(4));
         assert_eq!(longest(5_000), Duration::from_secs(20));
-        assert_eq!(longest(u32::MAX), LONGEST);
+        assert_eq!(longest(u32::MAX), MAX_WAIT);
         for _ in 0..100 {
             assert!(part_of(longest(1_000)) <= Duration::from_secs(4));
         }
@@ -187,7 +187,7 @@ mod tests {
             let mut waiting = std::pin::pin!(list_delay.wait(&client, &traffic));
             let early = timeout(Duration::from_millis(1), &mut waiting).await;
             assert!(early.is_err(), "it is not this agent's turn");
-            list_delay.end();
+            list_delay.cancel();
             waiting.await;
             list_delay.wait(&client, &traffic).await;
         });
@@ -207,7 +207,7 @@ mod tests {
         let metadata =
             json!({ "resourceVersion": "7", "continue": "x", "remainingItemCount": 4999 });
         let list = json!({ "metadata": metadata, "items": [{}] }).to_string();
-        let next = protobuf::NextPage { token: "x", remaining: 4999 };
+        let next = protobuf::NextPage { continue_token: "x", remaining: 4999 };
         let written = protobuf::list("v1", "Node", "7", Some(next), []);
         for (encoding, list) in [(Encoding::Json, list.as_bytes()), (Encoding::Protobuf, &*written)]
         {

@@ -31,7 +31,7 @@ const FIRST: Duration = Duration::from_millis(20);
 const MAX_REQUESTS: usize = 4;
 
 /// Time limit for an answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause while nothing is due.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -160,6 +160,7 @@ async fn request(client: Arc<Client>, name: PodName, traffic: Arc<Traffic>) -> F
         let reply = Reply::to(&client, request, &traffic).await?;
         Ok((reply.encoding, reply.whole().await?))
     };
-    let answer = timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
+    let answer =
+        timeout(ANSWER_TIMEOUT, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER_TIMEOUT)));
     (name, answer)
 }

@@ -20,7 +20,7 @@ use crate::Features;
 use denizen_object::ObjectKind;
 
 /// Time limit for an answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a client asks what it may do. Every authenticated client may ask.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
@@ -105,8 +105,9 @@ impl ServerProbe {
             let (head, body) = response.into_parts();
             Ok::<_, kube::Error>((head, body.collect().await?.to_bytes()))
         };
-        let (head, body) =
-            timeout(ANSWER, answer).await.map_err(|_| Failure::TimedOut(ANSWER))??;
+        let (head, body) = timeout(ANSWER_TIMEOUT, answer)
+            .await
+            .map_err(|_| Failure::TimedOut(ANSWER_TIMEOUT))??;
         let code = head.status.as_u16();
         if code == 401 || code >= 500 {
             let message = head.status.to_string();
@@ -165,8 +166,8 @@ impl ServerProbe {
     }
 
     async fn ask(&self, request: Request<Vec<u8>>) -> Result<String, Failure> {
-        let answer = timeout(ANSWER, self.client.request_text(request)).await;
-        Ok(answer.map_err(|_| Failure::TimedOut(ANSWER))??)
+        let answer = timeout(ANSWER_TIMEOUT, self.client.request_text(request)).await;
+        Ok(answer.map_err(|_| Failure::TimedOut(ANSWER_TIMEOUT))??)
     }
 }
 

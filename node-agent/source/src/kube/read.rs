@@ -29,7 +29,7 @@ use denizen_text::describe;
 
 /// Time limit for an answer, and for sending what it brings. After that, the pod's ADD goes on with
 /// what is known.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Asks for the policies of a namespace, and those of the cluster.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl PolicyReader {
                 () = self.answers.closed() => return,
                 request = self.reads.requests.recv() => match request {
                     Some(PolicyRead { namespace, ticket }) => {
-                        self.list_delay.end();
+                        self.list_delay.cancel();
                         self.take(namespace, ticket);
                     }
                     None => return,
@@ -216,7 +216,8 @@ async fn in_time(
     target: ReadTarget,
     read: impl Future<Output = Result<(), Failure>>,
 ) -> FinishedRead {
-    let result = timeout(ANSWER, read).await.unwrap_or(Err(Failure::TimedOut(ANSWER)));
+    let result =
+        timeout(ANSWER_TIMEOUT, read).await.unwrap_or(Err(Failure::TimedOut(ANSWER_TIMEOUT)));
     (target, result)
 }
 

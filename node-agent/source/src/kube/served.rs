@@ -6,10 +6,10 @@ use kube::Client;
 use kube::core::Request;
 use tokio::sync::watch as latest;
 
-use super::companion::Companion;
 use super::discovery::{Discovered, discover, is_defined};
 use super::failure::Failure;
 use super::kinds;
+use super::node_trigger::NodeFollowerTrigger;
 use super::read::WatchedTiers;
 use super::traffic::Traffic;
 use denizen_model::Event;
@@ -22,16 +22,16 @@ pub(super) struct ServedPath {
     path: Option<String>,
     /// Objects of an older version, which nobody enforces.
     pub old: Vec<String>,
-    companion: Option<Companion>,
+    node_trigger: Option<NodeFollowerTrigger>,
     watched: Option<latest::Sender<WatchedTiers>>,
 }
 
 impl ServedPath {
     pub(super) fn new(
-        companion: Option<Companion>,
+        node_trigger: Option<NodeFollowerTrigger>,
         watched: Option<latest::Sender<WatchedTiers>>,
     ) -> Self {
-        Self { path: None, old: Vec::new(), companion, watched }
+        Self { path: None, old: Vec::new(), node_trigger, watched }
     }
 
     /// Asks whether ClusterNetworkPolicies are served. If they were until now, or an earlier run
@@ -68,12 +68,12 @@ impl ServedPath {
     }
 
     /// Starts the follower of other Nodes with the first ClusterNetworkPolicy.
-    pub(super) async fn call_companion(&mut self, events: &[Event]) {
+    pub(super) async fn start_node_follower(&mut self, events: &[Event]) {
         let is_policy = |event: &Event| matches!(event, Event::ClusterNetworkPolicy(_, Some(_)));
         if events.iter().any(is_policy)
-            && let Some(mut companion) = self.companion.take()
+            && let Some(mut node_trigger) = self.node_trigger.take()
         {
-            companion.listed().await;
+            node_trigger.start_and_wait().await;
         }
     }
 }

@@ -13,7 +13,7 @@ use kube::api::{ListParams, VersionMatch};
 use kube::core::Request;
 use tokio::time::timeout;
 
-use super::backoff::ANSWER;
+use super::backoff::ANSWER_TIMEOUT;
 use super::exchange::Reply;
 use super::failure::Failure;
 use super::traffic::Traffic;
@@ -56,7 +56,10 @@ impl Silence {
         };
         let request = request.list(&params).map_err(kube::Error::BuildRequest)?;
         let answer = async { Reply::to(client, request, traffic).await?.whole().await };
-        match timeout(ANSWER, answer).await.unwrap_or(Err(Failure::TimedOut(ANSWER))) {
+        match timeout(ANSWER_TIMEOUT, answer)
+            .await
+            .unwrap_or(Err(Failure::TimedOut(ANSWER_TIMEOUT)))
+        {
             Ok(_one) => Ok(true),
             Err(failure) if failure.is_of_the_future() => Ok(false),
             Err(failure) => Err(failure),

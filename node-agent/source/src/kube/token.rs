@@ -40,10 +40,10 @@ impl TokenFile {
 }
 
 /// Size limit in bytes: more than any token has, and than a header may have.
-const LONGEST: u64 = 64 << 10;
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
 fn read(path: &Path) -> io::Result<HeaderValue> {
-    let text = regular::read_to_string(path, LONGEST)?;
+    let text = regular::read_to_string(path, MAX_FILE_BYTES)?;
     let token = text.trim();
     if token.is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is empty"));

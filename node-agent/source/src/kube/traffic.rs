@@ -86,7 +86,7 @@ impl Traffic {
             ListReason::Retry
         } else if matches!(failure, Failure::TimedOut(_)) {
             ListReason::Silent
-        } else if failure.remedy() == Remedy::NotThisWay {
+        } else if failure.remedy() == Remedy::RequestRejected {
             ListReason::Refused
         } else {
             ListReason::Expired

@@ -77,7 +77,7 @@ impl Stamp {
 }
 
 /// Size limit of a file in bytes, more than the objects of the largest clusters take.
-const LONGEST: u64 = 256 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Maximum number of duplicate objects that are named. If a large file exists twice, a person wants
 /// to know that, not every object in it.
@@ -180,7 +180,7 @@ impl Folder {
         let Some(format) = file::format_of(&shown) else {
             return;
         };
-        let text = match regular::read_to_string(&self.path.join(&**name), LONGEST) {
+        let text = match regular::read_to_string(&self.path.join(&**name), MAX_FILE_BYTES) {
             Ok(text) => Ok(text),
             Err(error) if error.kind() == ErrorKind::NotFound => return self.forget(name, touched),
             Err(error) if error.kind() == ErrorKind::InvalidData => {

@@ -324,9 +324,9 @@ fn page(shared: &Arc<Shared>, received: &ReceivedRequest, target: &PathTarget) -
             }
         };
     let to = objects.len().min(from.saturating_add(limit));
-    let token = format!("{version}.{to}");
+    let continue_token = format!("{version}.{to}");
     let remaining = objects.len() - to;
-    let next = (remaining > 0).then_some(NextPage { token: &token, remaining });
+    let next = (remaining > 0).then_some(NextPage { continue_token: &continue_token, remaining });
     let in_protobuf = received.protobuf && protobuf::has(target.resource.kind);
     let shown: Vec<Arc<Stored>>;
     let (objects_shown, resource) = if received.metadata_only {
@@ -386,8 +386,8 @@ impl ListPage<'_> {
 
     /// As with a real server, a list's items have no `kind` and `apiVersion`.
     fn in_json(&self, Resource { version: group, kind, .. }: Resource) -> Vec<u8> {
-        let next = self.next.map(|NextPage { token, remaining }| {
-            format!(r#","continue":"{token}","remainingItemCount":{remaining}"#)
+        let next = self.next.map(|NextPage { continue_token, remaining }| {
+            format!(r#","continue":"{continue_token}","remainingItemCount":{remaining}"#)
         });
         let item = |object: &Arc<Stored>| {
             let fields = object.value.as_object().into_iter().flatten();

@@ -113,8 +113,8 @@ fn envelopes_lists_events_and_failures_of_upstream_are_read() {
     assert_eq!(&*kind, "NamespaceList");
     let head = Fields::of(object).next().unwrap().unwrap();
     let metadata: ListMetadata<'_> = head.message().unwrap();
-    let ListMetadata { resource_version, next, remaining } = &metadata;
-    assert_eq!((&**resource_version, &**next, *remaining), ("9", "next", 4999));
+    let ListMetadata { resource_version, continue_token, remaining } = &metadata;
+    assert_eq!((&**resource_version, &**continue_token, *remaining), ("9", "next", 4999));
     let failure = meta::Status {
         status: text("Failure"),
         message: text("too old"),

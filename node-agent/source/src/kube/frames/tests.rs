@@ -16,9 +16,10 @@ fn pod(number: usize) -> Vec<u8> {
     protobuf::object("Pod", &json!({ "metadata": metadata, "status": status }))
 }
 
-fn list(pods: usize, version: &str, token: &str) -> Vec<u8> {
+fn list(pods: usize, version: &str, continue_token: &str) -> Vec<u8> {
     let items: Vec<_> = (0..pods).map(pod).collect();
-    let next = Some(NextPage { token, remaining: 1 }).filter(|_| !token.is_empty());
+    let next =
+        Some(NextPage { continue_token, remaining: 1 }).filter(|_| !continue_token.is_empty());
     protobuf::list("v1", "Pod", version, next, items.iter().map(Vec::as_slice))
 }
 

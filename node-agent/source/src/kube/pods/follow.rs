@@ -87,7 +87,7 @@ pub(in crate::kube) struct PodFollowers {
     /// Since when new streams are compared with the old ones, and when they were compared last.
     compared: Option<(Instant, Instant)>,
     /// Which stream is polled first. It changes each time, so that every stream has its turn.
-    turn: usize,
+    first_stream: usize,
 }
 
 struct Stream {
@@ -115,7 +115,7 @@ impl PodFollowers {
             coverage: None,
             listed: false,
             compared: None,
-            turn: 0,
+            first_stream: 0,
         }
     }
 
@@ -126,22 +126,22 @@ impl PodFollowers {
             () = self.with.outlet.closed() => return,
         }
         self.start(StreamScope::OwnPods);
-        while self.turn().await.is_ok() {}
+        while self.step().await.is_ok() {}
     }
 
-    async fn turn(&mut self) -> Result<(), Closed> {
-        self.end().await?;
+    async fn step(&mut self) -> Result<(), Closed> {
+        self.remove_expired().await?;
         self.seek().await?;
         self.send_progress().await?;
         self.report();
         let is_busy = self.compared.is_some()
             || self.streams.values().any(|stream| !stream.listed && !stream.has_failed());
         let pause = if is_busy { BUSY } else { IDLE };
-        let turn = self.turn;
-        self.turn = self.turn.wrapping_add(1);
+        let first = self.first_stream;
+        self.first_stream = self.first_stream.wrapping_add(1);
         tokio::select! {
             () = self.with.outlet.closed() => Err(Closed),
-            (scope, batch) = next(&mut self.streams, turn) => self.take(&scope, batch).await,
+            (scope, batch) = next(&mut self.streams, first) => self.take(&scope, batch).await,
             changed = self.with.scopes.wanted.changed() => changed.map_err(|_| Closed),
             () = sleep(pause) => Ok(()),
         }
@@ -189,8 +189,8 @@ impl PodFollowers {
             wrong_policies: self.with.wrong_policies.clone(),
             traffic: self.with.traffic.clone(),
             list_delay: self.list_delay(&scope),
-            companion: None,
-            call: None,
+            node_trigger: None,
+            start: None,
             watched: None,
             scope: scope.clone(),
             progress: progress.clone(),
@@ -210,7 +210,7 @@ impl PodFollowers {
         }
         let list_delay = Arc::new(ListDelay::new());
         if *scope != StreamScope::All {
-            list_delay.end();
+            list_delay.cancel();
         }
         list_delay
     }
@@ -423,8 +423,8 @@ impl PodFollowers {
     }
 
     /// Removes pods whose grace period is over.
-    async fn end(&mut self) -> Result<(), Closed> {
-        let events = self.merge.end(now());
+    async fn remove_expired(&mut self) -> Result<(), Closed> {
+        let events = self.merge.remove_expired(now());
         self.with.outlet.send(events).await
     }
 
@@ -434,13 +434,13 @@ impl PodFollowers {
     }
 }
 
-/// The next batch of any stream. `turn`: the stream that is polled first.
+/// The next batch of any stream. `first_stream`: the stream that is polled first.
 async fn next(
     streams: &mut BTreeMap<StreamScope, Stream>,
-    turn: usize,
+    first_stream: usize,
 ) -> (StreamScope, Vec<Event>) {
     poll_fn(|context| {
-        let first = turn % streams.len().max(1);
+        let first = first_stream % streams.len().max(1);
         for part in [first..usize::MAX, 0..first] {
             let asked = streams.iter_mut().enumerate();
             for (_, (scope, stream)) in asked.filter(|(at, _)| part.contains(at)) {

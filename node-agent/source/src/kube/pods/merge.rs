@@ -27,7 +27,7 @@ pub(super) struct PodMerge {
     all_leads: bool,
     /// Pods that are ending, by the end of their grace period in seconds since 1970. Empty while
     /// the stream of all pods leads.
-    ending: BTreeSet<(i64, PodName)>,
+    expiring: BTreeSet<(i64, PodName)>,
 }
 
 /// The pods of other nodes that a stream has brought. The pods about which the stream decides are
@@ -90,16 +90,16 @@ impl PodMerge {
             return None;
         }
         let ends = |pod: &Option<Arc<ClusterPod>>| pod.as_ref().and_then(|pod| pod.ends);
-        self.note_end(&name, ends(&before), ends(&pod));
+        self.note_expiry(&name, ends(&before), ends(&pod));
         Some(Event::ClusterPod(name, pod))
     }
 
-    fn note_end(&mut self, name: &PodName, before: Option<i64>, ends: Option<i64>) {
+    fn note_expiry(&mut self, name: &PodName, before: Option<i64>, ends: Option<i64>) {
         if self.all_leads || before == ends {
             return;
         }
-        before.into_iter().for_each(|before| _ = self.ending.remove(&(before, name.clone())));
-        self.ending.extend(ends.map(|ends| (ends, name.clone())));
+        before.into_iter().for_each(|before| _ = self.expiring.remove(&(before, name.clone())));
+        self.expiring.extend(ends.map(|ends| (ends, name.clone())));
     }
 
     /// Whether this stream decides about a pod.
@@ -134,7 +134,7 @@ impl PodMerge {
             }
             found => found.map(|PodByName(pod)| pod.clone()),
         });
-        self.note_end(&name, None, pod.as_ref().and_then(|pod| pod.ends));
+        self.note_expiry(&name, None, pod.as_ref().and_then(|pod| pod.ends));
         Event::ClusterPod(name, pod)
     }
 
@@ -159,7 +159,7 @@ impl PodMerge {
         if self.all_leads {
             return Vec::new();
         }
-        self.ending.retain(|(_, name)| *name.namespace != *namespace);
+        self.expiring.retain(|(_, name)| *name.namespace != *namespace);
         let is_in = |name: &&PodName| *name.namespace == *namespace;
         let others = self.all.iter().flat_map(names_of).filter(is_in);
         let names = names_of(&view).chain(others).cloned().collect();
@@ -172,7 +172,7 @@ impl PodMerge {
             self.all = Some(PodView::default());
             self.all_leads = self.namespaces.is_empty();
             if self.all_leads {
-                self.ending.clear();
+                self.expiring.clear();
             }
         }
     }
@@ -206,7 +206,7 @@ impl PodMerge {
         if std::mem::replace(&mut self.all_leads, true) {
             return Vec::new();
         }
-        self.ending.clear();
+        self.expiring.clear();
         let all = self.all.iter().flat_map(names_of);
         let covered = all.filter(|name| namespaces.contains_key(&name.namespace));
         let names = namespaces.values().flat_map(names_of).chain(covered).cloned().collect();
@@ -222,22 +222,22 @@ impl PodMerge {
         let shown = names_of(&all).filter(is_led);
         let of_namespaces = self.namespaces.values().flat_map(names_of).filter(|_| led);
         let names: BTreeSet<PodName> = shown.chain(of_namespaces).cloned().collect();
-        self.ending.retain(|(_, name)| !names.contains(name));
+        self.expiring.retain(|(_, name)| !names.contains(name));
         self.all_handed_over(names, now)
     }
 
-    /// When [`Self::end`] is due, in seconds since 1970. Never while the stream of all pods leads:
-    /// then, of two pods with one address, the younger has it.
-    pub fn next_end(&self) -> Option<i64> {
-        self.ending.first().map(|(ends, _)| *ends)
+    /// When [`Self::remove_expired`] is due, in seconds since 1970. Never while the stream of all
+    /// pods leads: then, of two pods with one address, the younger has it.
+    pub fn next_expiry(&self) -> Option<i64> {
+        self.expiring.first().map(|(ends, _)| *ends)
     }
 
     /// Removes pods whose grace period is over at `now`: other pods may have their addresses from
     /// then on.
-    pub fn end(&mut self, now: i64) -> Vec<Event> {
+    pub fn remove_expired(&mut self, now: i64) -> Vec<Event> {
         let mut events = Vec::new();
-        while self.next_end().is_some_and(|ends| ends <= now) {
-            let Some((_, name)) = self.ending.pop_first() else { break };
+        while self.next_expiry().is_some_and(|ends| ends <= now) {
+            let Some((_, name)) = self.expiring.pop_first() else { break };
             let is_own = self.own.contains(&name);
             let Some(view) = self.deciding(&name.namespace) else { continue };
             if view.get(&name).is_some_and(|PodByName(pod)| is_over(pod, now)) {

@@ -82,16 +82,16 @@ fn at_the_end_of_its_grace_period_a_pod_is_gone() {
     merge.apply(&of("a"), vec![ending(&web, 30), ending(&db, 20)], 0);
     let here = pod(&own, 1, true, Some(10));
     merge.apply(&StreamScope::OwnPods, vec![Event::ClusterPod(own.clone(), Some(here))], 0);
-    assert_eq!(merge.next_end(), Some(20));
-    assert!(merge.end(19).is_empty());
-    assert_eq!(merge.end(20), [Event::ClusterPod(db.clone(), None)]);
+    assert_eq!(merge.next_expiry(), Some(20));
+    assert!(merge.remove_expired(19).is_empty());
+    assert_eq!(merge.remove_expired(20), [Event::ClusterPod(db.clone(), None)]);
     // What is reported of it afterwards does not bring it back.
     assert!(merge.apply(&of("a"), vec![ending(&db, 20)], 21).is_empty());
     // A pod of the same name that is not being deleted has another life.
     let new = Some(pod(&web, 2, false, None));
     merge.apply(&of("a"), vec![Event::ClusterPod(web.clone(), new)], 21);
-    assert_eq!(merge.next_end(), None);
-    assert!(merge.end(40).is_empty());
+    assert_eq!(merge.next_expiry(), None);
+    assert!(merge.remove_expired(40).is_empty());
 }
 
 /// While all are known, the younger one with an address has it.
@@ -102,8 +102,8 @@ fn while_all_pods_are_known_none_ends_before_it_is_gone() {
     let web = name("a", "web");
     let ending = Some(pod(&web, 1, false, Some(20)));
     assert!(shown(&mut merge, &StreamScope::All, ending.clone(), &web));
-    assert_eq!(merge.next_end(), None);
-    assert!(merge.end(40).is_empty());
+    assert_eq!(merge.next_expiry(), None);
+    assert!(merge.remove_expired(40).is_empty());
     merge.add_namespace("a".into());
     merge.apply(&of("a"), vec![Event::ClusterPod(web.clone(), ending)], 10);
     assert!(merge.agrees(|_| true, 10));
