@@ -166,11 +166,11 @@ async fn answer(cli: Cli) -> anyhow::Result<ExitCode> {
 async fn printed_answer(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
     let mut timeout = cli.answer.timeout;
     if let Verb::Trace(args) = &cli.verb {
-        timeout += args.time + trace::AROUND;
+        timeout += args.time + trace::EXTRA_TIME;
     }
     // The nodes have their own deadline, so this one is about the API server itself.
     #[expect(clippy::disallowed_methods, reason = "the API server may not answer either")]
-    let done = tokio::time::timeout(timeout + GRACE, of_verb(cli)).await;
+    let done = tokio::time::timeout(timeout + REPORT_TIME, of_verb(cli)).await;
     done.unwrap_or_else(|_| anyhow::bail!("the API server does not answer within {timeout:?}"))
 }
 
@@ -205,7 +205,7 @@ async fn of_verb(cli: &Cli) -> anyhow::Result<PrintedAnswer> {
 }
 
 /// Time that a verb has in addition to the nodes' time limit, to make its answer.
-const GRACE: Duration = Duration::from_secs(5);
+const REPORT_TIME: Duration = Duration::from_secs(5);
 
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -39,7 +39,7 @@ const PIPE: usize = 64 << 10;
 const NOT_IN_TIME: &str = "timed out";
 
 /// Time limit for what is still in the pipes of a broken connection.
-const REST: Duration = Duration::from_millis(100);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Buffer size: longer than the first words of any command.
 const FIRST_WORDS: usize = 4 << 10;
@@ -335,7 +335,7 @@ async fn until_end<R>(
         ended = &mut status => {
             match &ended {
                 Some(_) => drop(reading.await),
-                None => drop(timeout(REST, reading).await),
+                None => drop(timeout(DRAIN_TIMEOUT, reading).await),
             }
             ended
         }

@@ -183,7 +183,9 @@ impl ExplainSession<'_> {
         let node = self.sender.node.clone();
         let answer = self.ask(&node, vec![Request::Route(frontend)]).await.pop();
         if let Some(answer) = answer.map(|answer| answer.and_then(only::<RouteAnswer>)) {
-            paths.iter_mut().for_each(|path| path.note_frontend_route(answer.clone(), frontend));
+            paths
+                .iter_mut()
+                .for_each(|path| path.note_missing_frontend_route(answer.clone(), frontend));
         }
     }
 

@@ -17,7 +17,7 @@ const FLOWS: usize = 20_000;
 const OF_A_NODE: (usize, usize) = (20, 1_000);
 
 /// How many flows are shown as text.
-const SHOWN: usize = 20;
+const MAX_SHOWN_FLOWS: usize = 20;
 
 /// How many flows each node is to name, of this number of nodes.
 pub fn limit(nodes: usize) -> usize {
@@ -140,8 +140,8 @@ pub fn write(f: &mut fmt::Formatter<'_>, flows: &[ClusterFlow], more: u64) -> fm
     if !flows.is_empty() {
         writeln!(f, "flows of the last 15 minutes:")?;
     }
-    flows.iter().take(SHOWN).try_for_each(|flow| writeln!(f, "{flow}"))?;
-    match more.saturating_add(flows.len().saturating_sub(SHOWN) as u64) {
+    flows.iter().take(MAX_SHOWN_FLOWS).try_for_each(|flow| writeln!(f, "{flow}"))?;
+    match more.saturating_add(flows.len().saturating_sub(MAX_SHOWN_FLOWS) as u64) {
         0 => Ok(()),
         more => writeln!(f, "and {more} more flows"),
     }

@@ -36,7 +36,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::interrupt::Interrupt;
-use self::namespace::{REMOVAL, Removal, TestNamespace};
+use self::namespace::{DELETE_TIMEOUT, NamespaceRemoval, TestNamespace};
 use self::plan::{CheckKind, Newcomer, ServiceEnds, TestFacts, TestPod};
 use self::pods::StartedPods;
 use self::probe::ProbeRunner;
@@ -50,10 +50,10 @@ use crate::survey::{Limits, Unanswered};
 use denizen_text::printable_lines;
 
 /// Time in addition to the time limit, for reporting the results.
-const GRACE: Duration = Duration::from_secs(5);
+const REPORT_TIME: Duration = Duration::from_secs(5);
 
 /// The pause between two reads of a service that has no address yet.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Args)]
 pub struct TestArgs {
@@ -112,10 +112,10 @@ pub async fn test(
         () = interrupt.next() => return Ok(interrupted()),
     };
     // Not interrupted: nobody would know whether a request that was given up made the namespace.
-    let namespace = TestNamespace::create(api, options.timeout + REMOVAL).await?;
+    let namespace = TestNamespace::create(api, options.timeout + DELETE_TIMEOUT).await?;
     let run = TestRun { api, args, namespace: &namespace, limits, timeout: options.timeout };
     let result = tokio::select! {
-        result = timeout(options.timeout + GRACE, run.tested(prepared)) => {
+        result = timeout(options.timeout + REPORT_TIME, run.tested(prepared)) => {
             let late = || format!("not over after {:?}: see --timeout", options.timeout);
             Some(result.with_context(late).and_then(|result| result))
         }
@@ -152,8 +152,8 @@ async fn is_removed(
     };
     let name = &namespace.name;
     match &removed {
-        Ok(Removal::Gone) => {}
-        Ok(Removal::Terminating) => eprintln!("namespace {name} is being deleted"),
+        Ok(NamespaceRemoval::Gone) => {}
+        Ok(NamespaceRemoval::Terminating) => eprintln!("namespace {name} is being deleted"),
         Err(error) => {
             let why = printable_lines(&described(error));
             eprintln!("namespace {name} is left: {why}");
@@ -306,7 +306,7 @@ impl TestRun<'_> {
 
     /// Longer than the test: pods that nobody deletes end then.
     fn lifetime(&self) -> Duration {
-        self.timeout + REMOVAL
+        self.timeout + DELETE_TIMEOUT
     }
 
     async fn make_policy_and_services(&self) -> anyhow::Result<()> {
@@ -342,7 +342,7 @@ impl TestRun<'_> {
                 return Ok(ServiceEnds { ips: ips.into_iter().collect(), node_ports });
             }
             ensure!(Instant::now() < deadline, "service {service} has no address");
-            sleep(PAUSE).await;
+            sleep(POLL_PAUSE).await;
         }
     }
 

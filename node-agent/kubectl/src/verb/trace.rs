@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 
 pub use self::followed::ClusterTrace;
-use self::followed::{NodeTrace, TracedPackets, followed};
+use self::followed::{NodeTrace, TracedPackets, pair_reports};
 use super::explain::{ExplainArgs, explain};
 use crate::cluster::{Api, NodeAgent};
 use crate::no_answer::NoAnswer;
@@ -36,7 +36,7 @@ const MOST: u16 = 1000;
 const ARRIVAL: Duration = Duration::from_millis(500);
 
 /// Additional time, for beginning and for printing the answer in the end.
-pub const AROUND: Duration = Duration::from_secs(15);
+pub const EXTRA_TIME: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Args)]
 pub struct TraceArgs {
@@ -104,7 +104,7 @@ pub async fn trace_after(
         notes.push(format!("packets to {more} more endpoints are not followed on their nodes"));
     }
     begins();
-    let (sent, received) = follow(api, &node_agents, &sender, &receivers, args.time).await;
+    let (sent, received) = collect_reports(api, &node_agents, &sender, &receivers, args.time).await;
     let mut reports = Vec::new();
     let mut endpoints = BTreeMap::new();
     let receiving = receivers.iter().zip(received);
@@ -124,14 +124,14 @@ pub async fn trace_after(
     }
     let nodes = receivers.iter().map(|ends| &ends.node).chain([&sender.node]);
     let nodes = nodes.collect::<BTreeSet<_>>().len();
-    let body = followed([explanation.from, explanation.to, sender.node], reports, &endpoints);
+    let body = pair_reports([explanation.from, explanation.to, sender.node], reports, &endpoints);
     Ok(ClusterReport { body, nodes, unanswered, notes })
 }
 
 type Packets = Result<TracedPackets, NoAnswer>;
 
 /// The receivers begin before the sender, and end after it.
-async fn follow(
+async fn collect_reports(
     api: &Api,
     node_agents: &[NodeAgent],
     sender: &FollowedEnds,
@@ -145,7 +145,7 @@ async fn follow(
             let (begun, is_begun) = oneshot::channel();
             let mut over = over.subscribe();
             let until = async move { drop(over.wait_for(|over| *over).await) };
-            let limit = time + AROUND;
+            let limit = time + EXTRA_TIME;
             (is_begun, follow_packets(api, node_agents, ends, limit, begun, until))
         })
         .unzip();
@@ -189,7 +189,7 @@ async fn follow_packets(
         format!("--timeout={}ms", time.as_millis()),
     ];
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let text = session::follow(&api.client, agent, &words, begun, until, time + AROUND).await?;
+    let text = session::follow(&api.client, agent, &words, begun, until, time + EXTRA_TIME).await?;
     serde_json::from_str(&text)
         .map_err(|error| NoAnswer::new(NoAnswer::FAILED, format!("unknown answer: {error}")))
 }

@@ -64,7 +64,7 @@ const BROWSERS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Time for processing the nodes' answers.
-const GRACE: Duration = Duration::from_secs(5);
+const PROCESSING_TIME: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Args)]
 pub struct UiArgs {
@@ -185,7 +185,7 @@ impl Ui {
 
     /// The nodes have their deadlines; what is left is the API server itself.
     async fn bounded<T>(&self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-        let limit = self.options.timeout + GRACE;
+        let limit = self.options.timeout + PROCESSING_TIME;
         let done = timeout(limit, work).await;
         done.unwrap_or_else(|_| bail!("the API server does not answer within {limit:?}"))
     }

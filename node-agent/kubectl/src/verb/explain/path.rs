@@ -304,7 +304,11 @@ impl EndpointPath {
 
     /// Notes that the sender's node has no route to the service's address `frontend`, if that is
     /// so.
-    pub fn note_frontend_route(&mut self, route: Result<RouteAnswer, NoAnswer>, frontend: IpAddr) {
+    pub fn note_missing_frontend_route(
+        &mut self,
+        route: Result<RouteAnswer, NoAnswer>,
+        frontend: IpAddr,
+    ) {
         let route = PathRoute::of(route, frontend);
         if route.is_missing() {
             self.route = route;

@@ -36,10 +36,10 @@ const RUN: &str = "denizen.io/test-run";
 const REQUEST: Duration = Duration::from_secs(10);
 
 /// How long to wait for the end of a namespace: its pods end first.
-pub const REMOVAL: Duration = Duration::from_secs(30);
+pub const DELETE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The pause between two attempts to delete a namespace.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The namespace of one run.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub struct TestNamespace {
 /// The result of removing a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Removal {
+pub enum NamespaceRemoval {
     /// It is not there any more.
     Gone,
     /// It is being deleted, by the API server.
@@ -114,8 +114,8 @@ impl TestNamespace {
     }
 
     /// Deletes the namespace with all that is in it, if it is this run's, and waits up to
-    /// [`REMOVAL`] for its end. Failed attempts are repeated.
-    pub async fn remove(&self, api: &Api) -> anyhow::Result<Removal> {
+    /// [`DELETE_TIMEOUT`] for its end. Failed attempts are repeated.
+    pub async fn remove(&self, api: &Api) -> anyhow::Result<NamespaceRemoval> {
         let is_own =
             |found: &NamespaceObject| found.metadata.annotations.get(RUN) == Some(&self.run);
         remove(api, &self.name, is_own).await
@@ -127,17 +127,17 @@ async fn remove(
     api: &Api,
     name: &str,
     is_it: impl Fn(&NamespaceObject) -> bool,
-) -> anyhow::Result<Removal> {
+) -> anyhow::Result<NamespaceRemoval> {
     let begun = Instant::now();
-    let mut last = Ok(Removal::Terminating);
-    while begun.elapsed() < REMOVAL {
+    let mut last = Ok(NamespaceRemoval::Terminating);
+    while begun.elapsed() < DELETE_TIMEOUT {
         last = match timeout(REQUEST, remove_once(api, name, &is_it)).await {
-            Ok(Ok(Removal::Gone)) => return Ok(Removal::Gone),
+            Ok(Ok(NamespaceRemoval::Gone)) => return Ok(NamespaceRemoval::Gone),
             Ok(Err(error)) if is_final(&error) => return Err(error),
             Ok(once) => once,
             Err(_) => Err(anyhow::anyhow!("no answer within {REQUEST:?}")),
         };
-        sleep(PAUSE).await;
+        sleep(RETRY_PAUSE).await;
     }
     last.with_context(|| format!("cannot delete namespace {name}"))
 }
@@ -156,11 +156,11 @@ async fn remove_once(
     api: &Api,
     name: &str,
     is_it: impl Fn(&NamespaceObject) -> bool,
-) -> anyhow::Result<Removal> {
+) -> anyhow::Result<NamespaceRemoval> {
     let path = format!("/api/v1/namespaces/{}", percent(name));
     let found: NamespaceObject = match objects::get(&api.client, &path).await {
         Ok(found) => found,
-        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(Removal::Gone),
+        Err(kube::Error::Api(status)) if status.code == 404 => return Ok(NamespaceRemoval::Gone),
         Err(error) => return Err(with_need(error, "cannot read a namespace", "get namespaces")),
     };
     ensure!(is_it(&found), "namespace {name} is not a test's: it is left as it is");
@@ -176,8 +176,8 @@ async fn remove_once(
         }
     }
     match objects::get::<NamespaceObject>(&api.client, &path).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Removal::Gone),
-        Ok(_) | Err(_) => Ok(Removal::Terminating),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(NamespaceRemoval::Gone),
+        Ok(_) | Err(_) => Ok(NamespaceRemoval::Terminating),
     }
 }
 
@@ -230,7 +230,7 @@ struct RemovedNamespace {
     /// Whether its run was over for certain; another may have been going on.
     was_over: bool,
     /// `None` if it is still there.
-    result: Option<Removal>,
+    result: Option<NamespaceRemoval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -269,8 +269,10 @@ impl fmt::Display for Cleanup {
         for RemovedNamespace { name, was_over, result, error } in &self.namespaces {
             let run = if *was_over { "" } else { ", whose run may have been going on" };
             let line = match (result, error) {
-                (Some(Removal::Gone), _) => format!("deleted {name}{run}"),
-                (Some(Removal::Terminating), _) => format!("{name}{run}: it is being deleted"),
+                (Some(NamespaceRemoval::Gone), _) => format!("deleted {name}{run}"),
+                (Some(NamespaceRemoval::Terminating), _) => {
+                    format!("{name}{run}: it is being deleted")
+                }
                 (None, error) => {
                     format!("{name}{run}: {}", error.as_deref().unwrap_or("it is still there"))
                 }

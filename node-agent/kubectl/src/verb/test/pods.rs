@@ -19,7 +19,7 @@ use crate::objects::{self, PodObject};
 use crate::output::described;
 
 /// The pause between two reads of the pods.
-const PAUSE: Duration = Duration::from_millis(250);
+const POLL_PAUSE: Duration = Duration::from_millis(250);
 
 /// Pods by name, or why they do not run.
 pub type StartedPods = BTreeMap<String, Result<PodObject, NoAnswer>>;
@@ -68,7 +68,7 @@ pub async fn start(
             None => true,
         });
         if !waiting.is_empty() {
-            sleep(PAUSE).await;
+            sleep(POLL_PAUSE).await;
         }
     }
     if !waiting.is_empty() {

@@ -20,19 +20,19 @@ use crate::session::{self, ContainerCommand};
 
 /// How long an answer is tried for at most: a service that was just made takes a moment on each
 /// node.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a probe tries a target that it must not reach.
 const SILENCE: Duration = Duration::from_millis(1500);
 
 /// Time limit for executing a command, in addition to the time of its probes.
-const AROUND: Duration = Duration::from_secs(10);
+const COMMAND_EXTRA_TIME: Duration = Duration::from_secs(10);
 
 /// Maximum number of targets of one command: they are in a URL.
 const TARGETS: usize = 48;
 
 /// The pause between two questions to a newcomer that has no results yet.
-const PAUSE: Duration = Duration::from_millis(250);
+const POLL_PAUSE: Duration = Duration::from_millis(250);
 
 /// A pod's report of a probe.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -72,7 +72,7 @@ pub struct ProbeRunner<'a> {
 
 /// How long an answer is tried for in a test with this time limit.
 pub fn patience(timeout: Duration) -> Duration {
-    LONGEST.min(timeout / 8)
+    MAX_PATIENCE.min(timeout / 8)
 }
 
 impl ProbeRunner<'_> {
@@ -135,7 +135,7 @@ impl ProbeRunner<'_> {
         words.extend(targets);
         let (namespace, container) = (&*self.namespace.name, CONTAINER);
         let command = ContainerCommand { namespace, pod, container, words: &words };
-        let limit = left.min(patience + AROUND);
+        let limit = left.min(patience + COMMAND_EXTRA_TIME);
         let text = session::run(&self.api.client, command, limit).await?;
         let reports: Result<ProbeReports, _> = serde_json::from_str(&text);
         let reports = reports
@@ -150,7 +150,7 @@ impl ProbeRunner<'_> {
             let report = self.connect(&newcomer.name, vec![&itself], &[], self.patience).await;
             match report.map(|reports| reports.into_iter().next().and_then(|report| report.first)) {
                 Ok(Some(first)) => break Ok(first),
-                Ok(None) => sleep(PAUSE).await,
+                Ok(None) => sleep(POLL_PAUSE).await,
                 Err(why) => break Err(why),
             }
         };

@@ -42,9 +42,10 @@ pub async fn add(probing: ProbeRunner<'_>, limits: Limits, failures: &mut [Conne
         failure.explained = timeout_at(limits.deadline, explaining).await.ok().and_then(Result::ok);
         if traced < TRACED && failure.is_lost() && is_unexplained(failure.explained.as_ref()) {
             traced += 1;
-            failure.traced = timeout_at(limits.deadline, followed(probing, limits, failure, args))
-                .await
-                .unwrap_or_default();
+            failure.traced =
+                timeout_at(limits.deadline, trace_another_attempt(probing, limits, failure, args))
+                    .await
+                    .unwrap_or_default();
         }
     }
 }
@@ -60,7 +61,7 @@ fn is_unexplained(explained: Option<&ClusterReport<ClusterExplanation>>) -> bool
 }
 
 /// Follows the packets of another attempt.
-async fn followed(
+async fn trace_another_attempt(
     probing: ProbeRunner<'_>,
     limits: Limits,
     failure: &ConnectivityFailure,

@@ -15,7 +15,7 @@ use crate::verb::trace::ClusterTrace;
 use denizen_text::Printable;
 
 /// Maximum number of failures that are shown as text; all of them are in JSON.
-const SHOWN: usize = 20;
+const MAX_SHOWN_FAILURES: usize = 20;
 
 /// What was tested, and what is wrong.
 #[derive(Debug, Serialize)]
@@ -207,10 +207,11 @@ impl fmt::Display for ConnectivityReport {
             vec![kind.to_string(), passed.to_string(), failed.to_string()]
         };
         table(f, &["CHECK", "PASSED", "FAILED"], &checks.iter().map(row).collect::<Vec<_>>())?;
-        for failure in failures.iter().take(SHOWN) {
+        for failure in failures.iter().take(MAX_SHOWN_FAILURES) {
             failure.write(f)?;
         }
-        if let Some(more) = failures.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+        if let Some(more) = failures.len().checked_sub(MAX_SHOWN_FAILURES).filter(|more| *more > 0)
+        {
             writeln!(f, "and {more} more failures: see -o json")?;
         }
         if !deleted {

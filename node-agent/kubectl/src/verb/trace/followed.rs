@@ -122,7 +122,7 @@ struct ReportedRule {
 /// Pairs what the sender's node reported with what the receivers' nodes did. `followed`: the
 /// endpoints whose nodes followed packets, and these nodes. The three names: both ends, as they
 /// were asked for, and the sender's node.
-pub fn followed(
+pub fn pair_reports(
     [from, to, node]: [String; 3],
     reports: Vec<NodeTrace>,
     followed: &BTreeMap<String, String>,

@@ -18,8 +18,8 @@ enum BoxSide {
 }
 
 /// How far a curve leaves its box before it turns, at least and at most.
-const SHORTEST: i64 = 44;
-const LONGEST: i64 = 220;
+const MIN_REACH: i64 = 44;
+const MAX_REACH: i64 = 220;
 
 /// How far before an edge's end its words stand, and up to which width of an edge that is its
 /// middle.
@@ -94,7 +94,7 @@ impl Curve {
 /// A curve that leaves one side of a box, and arrives at one of another.
 fn part([from, to]: [(i64, i64); 2], [leaves, arrives]: [BoxSide; 2]) -> [(i64, i64); 4] {
     let reach = (to.0 - from.0).abs() / 2 + (to.1 - from.1).abs() / 8;
-    let reach = reach.clamp(SHORTEST, LONGEST);
+    let reach = reach.clamp(MIN_REACH, MAX_REACH);
     let out = |side| if side == BoxSide::Right { reach } else { -reach };
     [from, (from.0 + out(leaves), from.1), (to.0 + out(arrives), to.1), to]
 }

@@ -17,7 +17,7 @@ fn report(node: &str, sequence: u32, source: &str, destination: &str, fate: &str
 
 fn traced(reports: Vec<NodeTrace>) -> ClusterTrace {
     let nodes = [(ENDPOINT.to_owned(), "far".to_owned())].into();
-    followed(["a", "b", "near"].map(str::to_owned), reports, &nodes)
+    pair_reports(["a", "b", "near"].map(str::to_owned), reports, &nodes)
 }
 
 fn outcomes(trace: &ClusterTrace) -> Vec<(FollowedOutcome, usize)> {
