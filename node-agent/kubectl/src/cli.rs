@@ -25,7 +25,7 @@ use crate::watch::{WatchArgs, watch};
 /// What denizen's agents say, on all nodes of the cluster
 ///
 /// The agents are asked through the API server, by `exec` in their own containers, with your own
-/// rights. Who does not answer is named in every answer.
+/// rights. Every answer names the nodes that did not answer.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-denizen", bin_name = "kubectl denizen", version)]
 #[command(
@@ -47,7 +47,7 @@ struct AnswerArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t, global = true)]
     output: Format,
-    /// The least that counts as something found, for the exit code
+    /// From which level of a finding on the exit code is not 0
     #[arg(long, value_enum, default_value = "failure", global = true)]
     fail_on: Level,
     /// Time limit for all nodes together
@@ -75,7 +75,7 @@ enum Verb {
     Connections(ConnectionsArgs),
     /// What becomes of connections to a service on each node, equal answers once
     Services {
-        /// The service; without it all, as one node knows them
+        /// The service. Without it, all services, as one node knows them
         #[arg(value_name = "[NAMESPACE/]NAME")]
         service: Option<String>,
     },
@@ -90,7 +90,7 @@ enum Verb {
     /// Do pods reach each other, services and node ports, and do policies hold? With pods of
     /// denizen's own image, in a namespace that is deleted in the end
     Test(TestArgs),
-    /// Collect what somebody needs who is to help, in a folder; no secret can be in it
+    /// Collect what is needed to help you, in a folder. It contains no secrets
     Bundle(BundleArgs),
     /// A picture of who talks to whom, in a browser on this machine, until it is interrupted
     Ui(UiArgs),

@@ -52,8 +52,9 @@ pub struct FirewallArgs {
     pub policy_to_node: PolicyToNode,
 
     /// Which pods of other nodes to watch for policies. namespaces: those of the namespaces that
-    /// policies of this node's pods name, as long as these are few. auto: that in clusters of more
-    /// than 1000 nodes. With both, pods send from their own addresses alone
+    /// policies of this node's pods name, as long as these are few. auto: namespaces in clusters of
+    /// more than 1000 nodes, else all. With namespaces or auto, every pod may send only from its own
+    /// addresses
     #[arg(long, value_enum, value_name = "MODE", default_value = "all")]
     pub watch_pods: WatchPods,
 

@@ -52,10 +52,10 @@ pub enum AnnounceServices {
 /// The flags, as written.
 #[derive(Debug, Clone, Args)]
 pub struct RoutingArgs {
-    /// How pods of other nodes are reached. off: another program sees to it. direct: routes to each
+    /// How pods of other nodes are reached. off: another program routes. direct: routes to each
     /// Node's podCIDRs lead through its InternalIP, where that is on a network of this node's.
-    /// table: a routing daemon sees to it, which learns from --announce-table what this node
-    /// announces. bird: BIRD sees to it, which is configured by --bird
+    /// table: a routing daemon routes, and learns from --announce-table what this node announces.
+    /// bird: BIRD routes, and --bird configures it
     #[arg(long, value_enum, value_name = "MODE", default_value = "off")]
     pub routing_mode: RoutingMode,
 
@@ -87,11 +87,11 @@ pub struct RoutingArgs {
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     pub announce_ranges: Vec<IpNetwork>,
 
-    /// The most announcements
+    /// Maximum number of announcements
     #[arg(long, value_name = "N", default_value_t = 2000)]
     pub announce_most: usize,
 
-    /// The most pods that are announced by themselves
+    /// Maximum number of pods that have announcements of their own
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub announce_most_pods: usize,
 
