@@ -370,7 +370,7 @@ fn execute(
     let message = String::from_utf8_lossy(&output.stderr);
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let users = match message.contains("Invalid argument") {
-        true => " (in a pod with hostUsers: false, iptables cannot ask for users)",
+        true => " (in a pod with hostUsers: false, iptables cannot match users)",
         false => "",
     };
     Err(CniError::io(format!("{program} failed{users}"), io::Error::other(message)))

@@ -42,10 +42,10 @@ const OWN: &str = "denizen: ";
 #[derive(Debug, Error)]
 pub enum ForwardError {
     /// nf_tables cannot be read.
-    #[error("the forward hook's chains in nf_tables")]
+    #[error("cannot read the forward hook's chains in nf_tables")]
     Netlink(#[from] NetlinkError),
     /// nf_tables cannot be changed.
-    #[error("the forward hook's chains in nf_tables")]
+    #[error("cannot change the forward hook's chains in nf_tables")]
     Refused(#[from] NftError),
     /// Legacy iptables is in use, and cannot be read or changed.
     #[error("legacy iptables is in use here")]

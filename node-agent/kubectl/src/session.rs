@@ -115,7 +115,7 @@ async fn converse(
 
 /// The error for a request that an agent does not know.
 fn unknown(request: &Request) -> String {
-    format!("this agent is older, and does not know {}", request.name())
+    format!("this agent's release does not support {}", request.name())
 }
 
 /// How `relay` begins an error about a request that came with a later release.

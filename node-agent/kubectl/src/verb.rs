@@ -24,6 +24,7 @@ use crate::session::Answers;
 fn only<T: DeserializeOwned>(answers: Answers) -> Result<T, NoAnswer> {
     let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
     let answer = answers.answers.into_iter().next();
-    let answer = answer.ok_or_else(|| failed("it said nothing".to_owned()))?.map_err(failed)?;
+    let answer =
+        answer.ok_or_else(|| failed("the agent sent no answer".to_owned()))?.map_err(failed)?;
     serde_json::from_str(answer.get()).map_err(|error| failed(format!("unknown answer: {error}")))
 }

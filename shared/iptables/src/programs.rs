@@ -290,9 +290,7 @@ fn execute(
     }
     let mut message = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     if !Capability::NetRaw.is_held() {
-        message.push_str(
-            "; sets, and ip_tables, are asked through raw sockets: CAP_NET_RAW is needed too",
-        );
+        message.push_str("; iptables' programs use raw sockets: CAP_NET_RAW is needed too");
     }
     Err(IptablesError::Failed {
         program: program.to_owned(),

@@ -274,7 +274,7 @@ impl Writer {
             }
             Ok(JobOutcome::FamilyMissing) => {
                 if !self.was_programmed {
-                    info!(%family, "this kernel is without it: no rules are needed");
+                    info!(%family, "this kernel lacks the family: no rules are needed");
                 }
                 (self.probe_due, self.unknown, self.was_programmed) = (false, false, true);
                 desired.forget_changes();
@@ -297,7 +297,7 @@ impl Writer {
     fn report_news(&mut self, family: Family, at: Instant) {
         let News { rejected, accepted } = self.rejected.take_news(at);
         for error in rejected {
-            error!(%family, error, "all else is written");
+            error!(%family, error, "rules are rejected, everything else is written");
         }
         for before in accepted {
             info!(%family, before, "what was rejected is accepted now");

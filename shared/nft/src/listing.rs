@@ -195,7 +195,7 @@ impl Registers {
             Some(VERDICT_REGISTER) => format!("{key} vmap @{set}"),
             Some(found) => {
                 let text = format!("{key} map @{set}");
-                self.put(Some(found), Loaded { text: "what it says".to_owned(), field: None });
+                self.put(Some(found), Loaded { text: "the map's value".to_owned(), field: None });
                 text
             }
             None => format!("{key} {not}@{set}"),

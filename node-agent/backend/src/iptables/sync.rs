@@ -145,7 +145,7 @@ impl Iptables {
         }
         if self.contended.is_none() && self.writers.iter().any(Writer::is_contended) {
             let contender = contender();
-            error!(error = contender, "these rules are somebody else's too");
+            error!(error = contender, "another program rewrites these rules, too");
             self.contended = Some(contender);
         }
         Ok(bridge_repair?)

@@ -116,7 +116,8 @@ fn checked(_node: &str, answers: Answers) -> Result<CheckedNode, NoAnswer> {
     let failed = |why: String| NoAnswer::new(NoAnswer::FAILED, why);
     let release = answers.release.unwrap_or_else(|| "older".to_owned());
     let mut all = answers.answers.into_iter();
-    let report = all.next().ok_or_else(|| failed("it said nothing".to_owned()))?.map_err(failed)?;
+    let report =
+        all.next().ok_or_else(|| failed("the agent sent no answer".to_owned()))?.map_err(failed)?;
     let report: NodeReport = serde_json::from_str(report.get())
         .map_err(|error| failed(format!("unknown answer: {error}")))?;
     // Without a status, `check` itself says that no agent runs.

@@ -85,7 +85,7 @@ pub async fn drops(api: &Api, limits: Limits) -> anyhow::Result<ClusterReport<Cl
 
 fn answer(_: &str, answers: Answers) -> Result<NodeAnswer, NoAnswer> {
     let mut answers = answers.split();
-    let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
+    let nothing = || NoAnswer::new(NoAnswer::FAILED, "the agent sent no answer");
     let counts = only(answers.next().ok_or_else(nothing)?)?;
     let refused = answers.next().ok_or_else(nothing).and_then(only);
     Ok(NodeAnswer { counts, refused: refused.map_err(|why| why.reason) })

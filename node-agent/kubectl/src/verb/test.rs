@@ -156,7 +156,7 @@ async fn is_removed(
         Ok(NamespaceRemoval::Terminating) => eprintln!("namespace {name} is being deleted"),
         Err(error) => {
             let why = printable_lines(&described(error));
-            eprintln!("namespace {name} is left: {why}");
+            eprintln!("namespace {name} could not be deleted: {why}");
             eprintln!("to delete it: kubectl denizen test --cleanup");
         }
     }

@@ -22,7 +22,7 @@ pub enum WatchError {
     #[error("cannot receive what the kernel reports of packets")]
     Netlink(#[from] NetlinkError),
     /// The sampling rules of a killed agent cannot be removed.
-    #[error("cannot remove the rules that show packets")]
+    #[error("cannot remove the rules that show dropped packets")]
     Left(#[from] NftError),
 }
 

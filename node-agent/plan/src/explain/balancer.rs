@@ -83,11 +83,11 @@ fn hashed(
             Some(endpoint.to_string())
         }
         Hashed::Nobody => {
-            steps.add("it gets nobody and is refused", words::HASHED_TO_NOBODY);
+            steps.add("no endpoint takes it: it is refused", words::HASHED_TO_NOBODY);
             None
         }
         Hashed::ByPort => {
-            steps.add("whom it gets depends on its port", words::BY_PORT);
+            steps.add("the endpoint depends on the client's port", words::BY_PORT);
             None
         }
     }

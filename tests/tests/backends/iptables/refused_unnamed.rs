@@ -130,13 +130,13 @@ fn the_others_are_served(label: &str, variant: Variant) -> Result<()> {
             && served.len() == 4
     })?;
     let output = |what: &str| agent.log().matches(what).count();
-    let (reported, taken) = (output("all else is written"), output("accepted now"));
+    let (reported, taken) = (output("everything else is written"), output("accepted now"));
     context.free()?;
     let status = agent.until("taken", TIMEOUT, |status| status["errors"] == json!([]))?;
     ensure!(status["driftRepaired"] == 0, "{status}");
     let served = context.are_served(HELD)?;
     ensure!(served.iter().all(|(_, is)| *is), "{served:?}");
-    ensure!(output("all else is written") == reported, "it is reported once");
+    ensure!(output("everything else is written") == reported, "it is reported once");
     ensure!(output("accepted now") == taken + 2 * HELD.len(), "and that it is over");
     Ok(())
 }

@@ -191,7 +191,7 @@ fn an_older_agent_answers() -> Result<()> {
     ensure!(workstation.json(&["check"], 1)?.stdout.contains("\"server\""));
     workstation.json(&["drops"], 0)?;
     let (code, reason) = workstation.json(&["services", "web"], 3)?.unanswered("n1")?;
-    ensure!(code == "failed" && reason.contains("older, and does not know view"), "{reason}");
+    ensure!(code == "failed" && reason.contains("release does not support view"), "{reason}");
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use super::picture::ask::Picture;
 use super::trace::traced;
 
 /// What is said of a request that came with a later release.
-const LACKS: &str = "this agent is older, and does not know";
+const LACKS: &str = "this agent's release does not support";
 
 /// As it stands in the source of what an agent says.
 const RAW: &str = "unknown variant";

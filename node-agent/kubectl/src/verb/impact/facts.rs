@@ -103,7 +103,7 @@ impl ImpactFacts {
             {
                 true => facts.add(raw, decoded),
                 false => {
-                    let note = format!("{file}: {} is there already: left out", decoded.key);
+                    let note = format!("{file}: duplicate of {}, left out", decoded.key);
                     facts.notes.push(note);
                 }
             };

@@ -275,6 +275,6 @@ fn a_folder_is_read_as_the_agent_reads_it() {
     let facts = ImpactFacts::of_folder(there.path()).unwrap();
     assert_eq!(facts.events.len(), 2);
     let [duplicate, broken] = &facts.notes[..] else { panic!("{:?}", facts.notes) };
-    assert!(duplicate.contains("NetworkPolicy shop/db is there already"), "{duplicate}");
+    assert!(duplicate.contains("duplicate of NetworkPolicy shop/db"), "{duplicate}");
     assert!(broken.contains("d.yml"), "{broken}");
 }

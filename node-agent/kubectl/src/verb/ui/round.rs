@@ -113,7 +113,7 @@ pub async fn round(
 
 fn decode(_: &str, answers: Answers) -> Result<NodeAnswers, NoAnswer> {
     let mut answers = answers.split();
-    let nothing = || NoAnswer::new(NoAnswer::FAILED, "it said nothing");
+    let nothing = || NoAnswer::new(NoAnswer::FAILED, "the agent sent no answer");
     let connections = only(answers.next().ok_or_else(nothing)?)?;
     let counts = answers.next().and_then(|counts| only(counts).ok());
     let refused = answers.next().map(only);

@@ -80,7 +80,7 @@ fn a_virtual_server_is_shown_with_its_scheduler_and_who_drains() {
     assert!(with_port.to_string().contains("it gets 10.9.9.9:8080"), "{with_port}");
     let without = ask(HERE_1);
     assert_eq!(without.virtual_server.as_ref().and_then(|server| server.chosen.as_deref()), None);
-    assert!(without.to_string().contains("depends on its port"), "{without}");
+    assert!(without.to_string().contains("depends on the client's port"), "{without}");
 }
 
 /// It is the same one for all clients.
