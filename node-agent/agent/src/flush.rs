@@ -43,9 +43,9 @@ const RETRY: Duration = Duration::from_secs(5);
 /// reader pauses for as long as the search took. A change is thus searched for within 200 ms,
 /// however many follow it. Unanswered SYNs may wait longer: [`SYNS_REST`].
 const SHORTEST_REST: Duration = Duration::from_millis(50);
-/// The minimum pause before a search for nothing but unanswered SYNs. A client repeats a SYN after a
-/// second at the earliest, and the kernel walks its whole table for each search: 10 ms even if that
-/// is empty.
+/// The minimum pause before a search for nothing but unanswered SYNs. A client repeats a SYN after
+/// a second at the earliest, and the kernel walks its whole table for each search: 10 ms even if
+/// that is empty.
 const SYNS_REST: Duration = Duration::from_millis(500);
 /// The maximum pause.
 const LONGEST_REST: Duration = Duration::from_secs(1);

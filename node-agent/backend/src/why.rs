@@ -203,8 +203,8 @@ pub enum Why {
     FindHostPort,
     /// A host port with this hostIP comes before one without a hostIP.
     HostPortAtAddress,
-    /// A service has the port at this address. If it has no endpoints, or the client may not use it,
-    /// nothing has translated the packet, and it must not reach a pod either.
+    /// A service has the port at this address. If it has no endpoints, or the client may not use
+    /// it, nothing has translated the packet, and it must not reach a pod either.
     HostPortTaken,
     /// A host port without a hostIP answers on the addresses of the node, and on no service's.
     HostPortAtAny,

@@ -65,7 +65,8 @@ enum Verb {
     Status(WatchArgs),
     /// Is anything wrong? What every agent finds on its node, equal findings once
     Check(WatchArgs),
-    /// What becomes of a connection from A to B, on the sender's node and on the receivers', and why
+    /// What becomes of a connection from A to B, on the sender's node and on the receivers', and
+    /// why
     Explain(ExplainArgs),
     /// Follow real packets of a connection from A to B, on the sender's node and on the receivers'
     Trace(TraceArgs),

@@ -162,6 +162,31 @@ struct FollowerChannels {
     floor: Option<String>,
 }
 
+impl FollowerChannels {
+    /// Those of a kind that is followed whole, from the start on, whatever other kinds there are.
+    fn new(
+        outlet: Outlet,
+        answers: mpsc::Receiver<ObjectAnswer>,
+        wrong_policies: mpsc::Sender<WrongPolicy>,
+        traffic: Arc<Traffic>,
+        list_delay: Arc<ListDelay>,
+    ) -> Self {
+        Self {
+            outlet,
+            answers,
+            wrong_policies,
+            traffic,
+            list_delay,
+            node_trigger: None,
+            start: None,
+            watched: None,
+            scope: StreamScope::All,
+            progress: Arc::default(),
+            floor: None,
+        }
+    }
+}
+
 /// A kind that is followed.
 #[derive(Debug)]
 pub struct Followed {
@@ -300,19 +325,9 @@ impl FollowerStarter<'_> {
     ) -> (FollowerChannels, Followed) {
         let (outlet, problems) = Outlet::new(self.events.clone());
         let traffic = Arc::new(Traffic::default());
-        let channels = FollowerChannels {
-            outlet,
-            answers,
-            wrong_policies: self.wrong_policies.clone(),
-            traffic: traffic.clone(),
-            list_delay: self.list_delay.clone(),
-            node_trigger: None,
-            start: None,
-            watched: None,
-            scope: StreamScope::All,
-            progress: Arc::default(),
-            floor: None,
-        };
+        let (wrong_policies, list_delay) = (self.wrong_policies.clone(), self.list_delay.clone());
+        let channels =
+            FollowerChannels::new(outlet, answers, wrong_policies, traffic.clone(), list_delay);
         (channels, Followed { kind, problems, traffic })
     }
 

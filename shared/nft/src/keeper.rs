@@ -262,7 +262,8 @@ impl Keeper {
         }
         let steps = Steps { changes: Delta::default(), garbage };
         let mut batch = kernel.batch(family, None);
-        // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
+        // Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to
+        // it.
         batch.delete_chains(name, left_over);
         steps.garbage.write(&mut batch, &self.schema);
         kernel.commit(batch)?;

@@ -1,4 +1,5 @@
-//! Tracked flows in a quarter of the memory: a policy may forbid every connection of a node at once.
+//! Tracked flows in a quarter of the memory: a policy may forbid every connection of a node at
+//! once.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -79,7 +79,8 @@ fn ratios(ours: &[Programmed], other: &[Other]) {
     {
         let change = ours.endpoint.whole().median();
         println!(
-            "{:>6} services: kube-proxy's shape takes {:.0} times as long to load, {:.0} times for one endpoint",
+            "{:>6} services: kube-proxy's shape takes {:.0} times as long to load, {:.0} times for one \
+             endpoint",
             ours.services,
             other.load.as_secs_f64() / ours.cold.whole.as_secs_f64(),
             other.change.median().as_secs_f64() / change.as_secs_f64(),
@@ -92,7 +93,8 @@ fn ratios(ours: &[Programmed], other: &[Other]) {
             pick(last).median().as_secs_f64() / pick(first).median().as_secs_f64()
         };
         println!(
-            "from {} to {} services, one endpoint's change grows {:.2}-fold in the kernel, {:.2}-fold in all",
+            "from {} to {} services, one endpoint's change grows {:.2}-fold in the kernel, {:.2}-fold \
+             in all",
             first.services,
             last.services,
             growth(|p| p.endpoint.commit()),

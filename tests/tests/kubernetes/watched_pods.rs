@@ -443,8 +443,8 @@ fn a_namespace_that_cannot_be_listed() -> Result<()> {
     })
 }
 
-/// Where ranges stand for every pod, an empty selector has nobody watch all pods. Who has an address
-/// elsewhere is no pod.
+/// Where ranges stand for every pod, an empty selector has nobody watch all pods. Who has an
+/// address elsewhere is no pod.
 #[test]
 fn an_empty_selector_with_pod_ranges() -> Result<()> {
     with_faulty_apis("byns-ranges", |context| {

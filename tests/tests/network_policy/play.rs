@@ -33,9 +33,9 @@ pub enum Via {
     ClusterIp,
 }
 
-/// How long an answer may take, at each try. Questions are asked again that nobody answered although
-/// somebody should: a packet can be late on a busy machine. What arrives although it must not is
-/// never asked again.
+/// How long an answer may take, at each try. Questions are asked again that nobody answered
+/// although somebody should: a packet can be late on a busy machine. What arrives although it must
+/// not is never asked again.
 const ANSWER_TIMEOUTS: [Duration; 3] =
     [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 

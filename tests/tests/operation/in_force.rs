@@ -1,5 +1,5 @@
-//! What is in force, as other components of Kubernetes show it: `/configz`, `/flagz`, `/statusz`; and
-//! the log's level, which changes while the agent runs.
+//! What is in force, as other components of Kubernetes show it: `/configz`, `/flagz`, `/statusz`;
+//! and the log's level, which changes while the agent runs.
 
 use std::process::{Command, Output};
 use std::time::Duration;

@@ -190,7 +190,8 @@ fn pods_of_three_ranges_reach_each_other_whatever_dies() -> Result<()> {
     fabric.segment.nodes[0].agent.take().context("an agent")?.kill()?;
     fabric.segment.nodes[0].start_with(&[&flag])?;
     fabric.until_up()?;
-    // Another release may configure BIRD otherwise, which then advertises anew. It withdraws nothing.
+    // Another release may configure BIRD otherwise, which then advertises anew. It withdraws
+    // nothing.
     let counted = |heard: Vec<Vec<String>>| {
         let is_counted = |line: &String| is_the_same || line.starts_with("Import withdraws");
         heard.concat().into_iter().filter(is_counted).collect::<Vec<_>>()

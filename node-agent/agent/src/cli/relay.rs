@@ -1,7 +1,8 @@
 //! `relay`: the requests of `kubectl denizen`, which runs this command in the agent's container.
 //!
-//! One process answers several requests, a JSON line each, since starting one through the API server
-//! takes longer than any answer. The first line out tells the release, before anything is asked.
+//! One process answers several requests, a JSON line each, since starting one through the API
+//! server takes longer than any answer. The first line out tells the release, before anything is
+//! asked.
 
 mod route;
 

@@ -53,13 +53,13 @@ pub struct FirewallArgs {
 
     /// Which pods of other nodes to watch for policies. namespaces: those of the namespaces that
     /// policies of this node's pods name, as long as these are few. auto: namespaces in clusters of
-    /// more than 1000 nodes, else all. With namespaces or auto, every pod may send only from its own
-    /// addresses
+    /// more than 1000 nodes, else all. With namespaces or auto, every pod may send only from its
+    /// own addresses
     #[arg(long, value_enum, value_name = "MODE", default_value = "all")]
     pub watch_pods: WatchPods,
 
-    /// Ranges in which pods alone have addresses. With --watch-pods namespaces or auto, a policy with
-    /// an empty namespaceSelector permits them, in place of watching all pods for it
+    /// Ranges in which pods alone have addresses. With --watch-pods namespaces or auto, a policy
+    /// with an empty namespaceSelector permits them, in place of watching all pods for it
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     pub pod_ranges: Vec<IpNetwork>,
 

@@ -25,8 +25,8 @@ pub struct NodeSideArgs {
     #[arg(long, value_name = "0..31", default_value = "6", value_parser = mark_bit)]
     pub bridge_port_bit: MarkBit,
 
-    /// If another firewall's FORWARD chain drops by default, add rules there that accept connections
-    /// to services and host ports; `cleanup` removes them
+    /// If another firewall's FORWARD chain drops by default, add rules there that accept
+    /// connections to services and host ports; `cleanup` removes them
     #[arg(long)]
     pub open_forward: bool,
 

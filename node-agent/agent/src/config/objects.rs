@@ -50,18 +50,21 @@ pub enum Objects {
 pub enum ObjectsError {
     /// Not a URL of an API server.
     #[error(
-        "--master (DENIZEN_API_SERVER) {0:?} is not the address of an API server such as https://192.168.0.10:6443"
+        "--master (DENIZEN_API_SERVER) {0:?} is not the address of an API server such as \
+         https://192.168.0.10:6443"
     )]
     Server(String),
     /// The API's address is a cluster IP, which only this agent would serve.
     #[error(
         "the API address that pods get, {0}, is a cluster IP, which nobody on this node serves \
-         before this agent does: give an API server's own address with --master URL or DENIZEN_API_SERVER"
+         before this agent does: give an API server's own address with --master URL or \
+         DENIZEN_API_SERVER"
     )]
     ServiceAddress(String),
     /// No source is given.
     #[error(
-        "no services to serve: give --kubeconfig FILE, or --manifests DIR, or in a pod --master URL (DENIZEN_API_SERVER)"
+        "no services to serve: give --kubeconfig FILE, or --manifests DIR, or in a pod --master \
+         URL (DENIZEN_API_SERVER)"
     )]
     NoObjects,
 }

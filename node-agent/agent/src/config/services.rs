@@ -28,7 +28,8 @@ pub struct ServicesArgs {
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     pub external_ip_ranges: Vec<IpNetwork>,
 
-    /// The ranges whose addresses Services may have as load balancer IPs. Without any, every address
+    /// The ranges whose addresses Services may have as load balancer IPs. Without any, every
+    /// address
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     pub load_balancer_ip_ranges: Vec<IpNetwork>,
 }

@@ -28,7 +28,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Asks the agent of a run directory. Each request waits for its answer for a limited time.
 ///
 /// Each fails with [`ControlError::Nobody`] if no agent runs, with [`ControlError::Silent`] if it
-/// does not answer in time, and with [`ControlError::Refused`] and the agent's reason if it refuses.
+/// does not answer in time, and with [`ControlError::Refused`] and the agent's reason if it
+/// refuses.
 #[derive(Debug, Clone)]
 pub struct AgentClient {
     run_dir: PathBuf,

@@ -1,5 +1,5 @@
-//! Denizen in place of portmap in a list of plugins: takes portmap's entries out, and puts them back
-//! as they were. Pure.
+//! Denizen in place of portmap in a list of plugins: takes portmap's entries out, and puts them
+//! back as they were. Pure.
 //!
 //! Entries that are taken out are kept in denizen's own entry, so that they cannot be lost while
 //! denizen is in the list.

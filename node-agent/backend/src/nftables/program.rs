@@ -1,8 +1,9 @@
 //! The constant chains, and the chains of a size class.
 //!
-//! Services and endpoints are data in maps. A service's element in [`ServiceSet::Services`] names one
-//! chain, and that one lookup decides everything about it at once (where to, masqueraded or not),
-//! so a packet that races with a commit sees the state before it or after it, never a mixture.
+//! Services and endpoints are data in maps. A service's element in [`ServiceSet::Services`] names
+//! one chain, and that one lookup decides everything about it at once (where to, masqueraded or
+//! not), so a packet that races with a commit sees the state before it or after it, never a
+//! mixture.
 
 use std::net::Ipv4Addr;
 

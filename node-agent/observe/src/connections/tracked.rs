@@ -64,8 +64,8 @@ pub struct Tracked {
 }
 
 impl Tracked {
-    /// Parses an entry of a dump or an event; `None` for what [`denizen_conntrack::parse`] skips, and
-    /// for a protocol without ports.
+    /// Parses an entry of a dump or an event; `None` for what [`denizen_conntrack::parse`] skips,
+    /// and for a protocol without ports.
     pub fn parse(message: &Message<'_>) -> Option<Self> {
         let entry = denizen_conntrack::parse(message, MarkBit::FORBIDDEN.mask())?;
         let attributes = message.attributes();

@@ -11,40 +11,43 @@ use crate::{
 use denizen_model::TrafficPolicy;
 
 pub(super) const NODE: &str = "the address is one of this node's own, and no interface was named";
-pub(super) const ONWARD: &str = "; what the proxy itself, another user or a mark that is skipped sends is not \
-     redirected. The proxy connects on, and what follows is that connection to the same destination";
+pub(super) const ONWARD: &str = "; what the proxy itself, another user or a mark that is skipped \
+     sends is not redirected. The proxy connects on, and what follows is that connection to the \
+     same destination";
 pub(super) const UNKNOWN_SOURCE: &str =
     "; unless skipInboundCidrs has the address of the node that it sees as the source";
-const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; nobody else \
-     answers there";
-const UNUSED_BY_PINGS: &str = "the address is a service's cluster IP; services have ports, which a ping has not, and \
+const UNUSED_PORT: &str = "the address is a service's cluster IP, but no service has this port; \
      nobody else answers there";
-pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), and no service has this \
-     one; a client that gets no answer tries again, and by then a service may have it";
-pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: if route_localnet is set, a neighbour could \
-     reach programs that listen there (CVE-2020-8558)";
+const UNUSED_BY_PINGS: &str = "the address is a service's cluster IP; services have ports, \
+     and a ping has none; nobody else answers there";
+pub(super) const UNALLOCATED: &str = "cluster IPs are allocated from this range (a ServiceCIDR), \
+     and no service has this one; a client that gets no answer tries again, and by then a service \
+     may have it";
+pub(super) const LOOPBACK: &str = "loopback addresses are for this node alone: if route_localnet \
+     is set, a neighbour could reach programs that listen there (CVE-2020-8558)";
 const NO_SERVICE: &str =
     "no service has this address, protocol and port; denizen touches services' traffic only";
 const NO_PORT: &str =
-    "services have ports, which a ping has not; denizen touches services' traffic only";
-const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program serves this address, \
-     ask again with the endpoint that it chooses, which is what policies see";
+    "services have ports, and a ping has none; denizen touches services' traffic only";
+const SERVICES_OFF: &str = "services are not decided here (--services=off); if another program \
+     serves this address, ask again with the endpoint that it chooses, which is what policies see";
 pub(super) const ONE_ENDPOINT: &str = "a host port has one endpoint";
 pub(super) const FROM_LOOPBACK: &str =
     "a packet from 127.0.0.0/8 cannot leave the node with that source";
 pub(super) const ANSWERED_HERE: &str = "the answer comes back through this node";
 pub(super) const NO_ENDPOINTS: &str =
     "the service has no usable endpoint; the client should know at once";
-pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and policy Local forbids the \
-     others; a client that gets no answer tries again and may then be sent to another node";
-pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they apply to all clients, this node \
-     and its pods included, and are checked first";
+pub(super) const NO_LOCAL_ENDPOINT: &str = "the service has endpoints, but none on this node, and \
+     policy Local forbids the others; a client that gets no answer tries again and may then be \
+     sent to another node";
+pub(super) const SOURCE_RANGES: &str = "spec.loadBalancerSourceRanges of the Service; they apply \
+     to all clients, this node and its pods included, and are checked first";
 pub(super) const REJECTED: &str =
     "the kernel rejected rules of this service, so what happens to the packet is unknown";
-pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict each IP family by its own ranges alone, as in \
-     kube-proxy";
-pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it as a cluster IP would take it away from the \
-     node";
+pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict each IP family by \
+     its own ranges alone, as in kube-proxy";
+pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it as a cluster IP \
+     would take it away from the node";
 pub(super) fn not_permitted(kind: FrontendKind) -> String {
     format!(
         "it is in no range of {}, which names those that are served",
@@ -52,10 +55,10 @@ pub(super) fn not_permitted(kind: FrontendKind) -> String {
     )
 }
 
-pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all addresses of the service port, \
-     until the time-out after its last new connection";
-pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the virtual \
-     server is in the kernel, nftables chooses, too, at random";
+pub(super) const AFFINITY: &str = "sessionAffinity ClientIP: a client is remembered for all \
+     addresses of the service port, until the time-out after its last new connection";
+pub(super) const BY_IPVS: &str = "nftables decides all else about the connection; until the \
+     virtual server is in the kernel, nftables chooses, too, at random";
 pub(super) const NOT_IPVS: &str = "nftables chooses, not IPVS";
 pub(super) const BY_OUTSIDE: &str =
     "by its traffic policy, traffic from outside has other endpoints than the cluster IP";
@@ -72,14 +75,14 @@ pub(super) const KEPT_LOCAL_POLICY: &str =
     "under policy Local the endpoint is on this node, so the answer comes back through it anyway";
 pub(super) const KEPT_LOCAL_POD: &str =
     "the sender is a pod of this node, so the answer comes back through it anyway";
-pub(super) const KEPT_NODE_RANGE: &str = "the node's address lies in a range of --detect-local node-cidr, so it counts as a \
-     pod's; the answer comes back to this node anyway";
+pub(super) const KEPT_NODE_RANGE: &str = "the node's address lies in a range of --detect-local \
+     node-cidr, so it counts as a pod's; the answer comes back to this node anyway";
 pub(super) const MASQUERADE_ALL: &str =
     "--masquerade-all masquerades connections to every cluster IP";
-pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another node, which would answer the \
-     client directly, from an address that the client does not know";
-pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without masquerade the answer might take \
-     another way back and would not be translated";
+pub(super) const MASQUERADE_EXTERNAL: &str = "under policy Cluster the endpoint may be on another \
+     node, which would answer the client directly, from an address that the client does not know";
+pub(super) const MASQUERADE_FOREIGN: &str = "the sender is not a pod of this node; without \
+     masquerade the answer might take another way back and would not be translated";
 pub(super) const HAIRPIN: (&str, &str) = (
     "if the chosen endpoint is the sender itself (hairpin), the source becomes this node's address",
     "a pod that sees its own address as the client answers itself directly, and the connection hangs",
@@ -88,8 +91,8 @@ pub(super) const STAYS: (&str, &str) = (
     "if the chosen endpoint is on this host's network, the source stays as it is",
     "an endpoint on the host's network answers through this node anyway",
 );
-pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none of the ranges where pods keep their address \
-     (nonMasqueradeCIDRs)";
+pub(super) const GOES_OUT: &str = "egress masquerade: the destination is in none of the ranges \
+     where pods keep their address (nonMasqueradeCIDRs)";
 
 /// Why a cluster IP refuses a packet that is for none of its service's ports.
 pub(super) fn unused(transport: PacketTarget) -> &'static str {

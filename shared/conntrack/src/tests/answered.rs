@@ -14,7 +14,8 @@ const ANSWERED: u32 = UNANSWERED | 1 << 1;
 const TCP: FlowSelection =
     FlowSelection { family: Family::V4, protocol: Some(Protocol::Tcp), unanswered_syns: false };
 
-/// Makes an entry of a client's port, in the state SYN_SENT, or gives one that is there this status.
+/// Makes an entry of a client's port, in the state SYN_SENT, or gives one that is there this
+/// status.
 fn put(port: u16, status: u32, is_new: bool) {
     let mut socket = Socket::open().unwrap();
     let sequence = socket.sequences(1);

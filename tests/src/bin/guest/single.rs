@@ -25,8 +25,8 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 pub(crate) fn every_backend_serves() -> Result<()> {
     let (node, host) = (Netns::new("single")?, Netns::new("single-host")?);
     node.ip(&format!(
-        "link add eth0 type veth peer name eth0 netns {}\naddr add 10.9.0.1/24 dev eth0\nlink set eth0 up\nlink set lo up\n\
-         route add default via 10.9.0.2",
+        "link add eth0 type veth peer name eth0 netns {}\naddr add 10.9.0.1/24 dev eth0\n\
+         link set eth0 up\nlink set lo up\nroute add default via 10.9.0.2",
         host.name()
     ))?;
     host.ip("addr add 10.9.0.2/24 dev eth0\nlink set eth0 up")?;

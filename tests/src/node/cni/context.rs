@@ -67,7 +67,8 @@ impl PluginContext {
     /// A chain of `first` and our plugin, in the network `pods` with addresses of `ranges`.
     pub fn chain(&self, version: &'static str, mut first: Value, ranges: &[&str]) -> Chain {
         let ranges: Vec<_> = ranges.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
-        first["ipam"] = json!({ "type": "host-local", "ranges": ranges, "dataDir": self.folder().join("ipam") });
+        let data_dir = self.folder().join("ipam");
+        first["ipam"] = json!({ "type": "host-local", "ranges": ranges, "dataDir": data_dir });
         Chain { name: "pods".to_owned(), version, plugins: vec![first, self.ours()] }
     }
 
@@ -112,7 +113,10 @@ pub fn with(variables: Variables, name: &'static str, value: &str) -> Variables 
 /// The result that the specification's appendix shows after `bridge` and `tuning`, adapted to each
 /// version, and with fields that no version knows.
 pub fn spec_result(version: &str) -> Value {
-    let eth0 = json!({ "name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue", "x": { "y": [1e3] } });
+    let eth0 = json!({
+        "name": "eth0", "mac": "99:88:77:66:55:44", "sandbox": "/var/run/netns/blue",
+        "x": { "y": [1e3] },
+    });
     let mut result = json!({
         "cniVersion": version,
         "interfaces": [

@@ -21,7 +21,10 @@ table bridge others {
     chain prerouting { type filter hook prerouting priority -400; meta mark set meta mark | 0x40; }
 }
 table inet others {
-    chain prerouting { type filter hook prerouting priority -400; iifname != cni0 meta mark set meta mark | 0x40; }
+    chain prerouting {
+        type filter hook prerouting priority -400;
+        iifname != cni0 meta mark set meta mark | 0x40;
+    }
 }
 ";
 

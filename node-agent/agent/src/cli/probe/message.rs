@@ -12,8 +12,8 @@ use super::result::ProbeResult;
 /// Size limit of a line in bytes: `--first` may have many results.
 pub(super) const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 
-/// Time limit for the server's connection back, for which the client waits too. A client that cannot
-/// be reached costs all of it.
+/// Time limit for the server's connection back, for which the client waits too. A client that
+/// cannot be reached costs all of it.
 pub(super) const BACK: Duration = Duration::from_millis(1500);
 
 /// A datagram is filled up to this length. Answers are shorter.

@@ -1,5 +1,5 @@
-//! The flags of `run` that are in force, whether a default, the environment, the file or the command
-//! line set them.
+//! The flags of `run` that are in force, whether a default, the environment, the file or the
+//! command line set them.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,10 @@ fn file() -> impl Strategy<Value = Written> {
         "[a-c]",
         prop::sample::select(vec!["conflist", "conf", "json", "bak", "lock"]),
     );
-    let list = r#"{"cniVersion": "1.0.0", "name": "NET", "plugins": [ {"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}} ]}"#;
+    let list = concat!(
+        r#"{"cniVersion": "1.0.0", "name": "NET", "plugins": [ {"type": "bridge"}, "#,
+        r#"{"type": "portmap", "capabilities": {"portMappings": true}} ]}"#,
+    );
     let lone =
         "{\n\t\"cniVersion\": \"0.4.0\", \"name\": \"NET\",\n\t\"type\": \"ptp\", \"mtu\": 1e3 }\n";
     let texts = [
@@ -70,7 +73,9 @@ fn plugins(name: &str, text: &str) -> Option<Vec<Value>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn the_active_configuration_gets_denizen_and_loses_it_again(files in prop::collection::vec(file(), 0..5)) {
+    fn the_active_configuration_gets_denizen_and_loses_it_again(
+        files in prop::collection::vec(file(), 0..5),
+    ) {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path();
         files.iter().for_each(|file| put(folder, &file.name, &file.text));

@@ -129,7 +129,8 @@ fn a_copy_counts_into_the_same_numbers() {
     assert!(memory.unwrap().parse::<u64>().unwrap() > 100_000, "{memory:?}");
 }
 
-/// kube-proxy has a proxy for each family, and its dashboards ask by it. A sync here is one of both.
+/// kube-proxy has a proxy for each family, and its dashboards ask by it. A sync here is one of
+/// both.
 #[test]
 fn a_sync_counts_for_both_families_and_by_its_extent() {
     let metrics = Metrics::default();

@@ -18,19 +18,9 @@ async fn listed(version: &str) -> (KindFollower, mpsc::Receiver<Vec<Event>>) {
         pods: None,
     };
     let (outlet, _problems) = Outlet::new(events);
-    let ends = FollowerChannels {
-        outlet,
-        answers: mpsc::channel(1).1,
-        wrong_policies: mpsc::channel(1).0,
-        traffic: Arc::default(),
-        list_delay: Arc::new(ListDelay::new()),
-        node_trigger: None,
-        start: None,
-        watched: None,
-        scope: StreamScope::All,
-        progress: Arc::default(),
-        floor: None,
-    };
+    let (answers, wrong_policies) = (mpsc::channel(1).1, mpsc::channel(1).0);
+    let list_delay = Arc::new(ListDelay::new());
+    let ends = FollowerChannels::new(outlet, answers, wrong_policies, Arc::default(), list_delay);
     let mut follower = KindFollower::new(ObjectKind::Pod, &config, ends, Recovery::new());
     if !version.is_empty() {
         follower.index.begin_list();
