@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -20,6 +21,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::eventually::eventually;
 use crate::node::links::Links;
 
 /// Where `ip netns` keeps its names, so that `ip netns exec` works on ours.
@@ -37,6 +39,9 @@ const MEMORY: &str = "/dev/shm";
 /// What the name of every namespace and folder of a test begins with; the owner's process id
 /// follows.
 const PREFIX: &str = "dz";
+
+/// How long the kernel may take to make an interface's IPv6 addresses usable.
+const IPV6_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A network namespace of ours.
 #[derive(Debug)]
@@ -140,6 +145,28 @@ impl Netns {
             setns(file, CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
             Ok(work())
         }))
+    }
+
+    /// Waits until `interface` has a link-local address and no tentative one. The kernel adds that
+    /// address, and makes all others usable, some time after the link is up: it sends no neighbour
+    /// solicitation before, and answers none.
+    pub fn wait_for_ipv6(&self, interface: &str) -> Result<()> {
+        const LINK_LOCAL: &str = "fe80";
+        const TENTATIVE: u8 = 0x40;
+        eventually(&format!("{interface} has usable IPv6 addresses"), IPV6_TIMEOUT, || {
+            let all = self.run(|| fs::read_to_string("/proc/thread-self/net/if_inet6"))??;
+            let (mut has_link_local, mut has_tentative) = (false, false);
+            for line in all.lines() {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                if let [address, _index, _length, _scope, flags, name] = *fields
+                    && name == interface
+                {
+                    has_link_local |= address.starts_with(LINK_LOCAL);
+                    has_tentative |= u8::from_str_radix(flags, 16)? & TENTATIVE != 0;
+                }
+            }
+            Ok(has_link_local && !has_tentative)
+        })
     }
 
     /// Sets a `net.*` sysctl in this namespace.

@@ -97,6 +97,10 @@ impl Pod {
         let host_interface =
             (*names.last().context("the chain made no interface on the node")?).to_owned();
         let addresses = addresses_of(&result);
+        if addresses.iter().any(IpAddr::is_ipv6) {
+            node.wait_for_ipv6(&input_interface)?;
+            netns.wait_for_ipv6(POD_INTERFACE)?;
+        }
         Ok(Self {
             netns,
             addresses,
