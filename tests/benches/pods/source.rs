@@ -20,13 +20,16 @@ use crate::server::{self, ServedCluster, pod};
 /// Changes of pods' statuses.
 const UPDATES: usize = 20_000;
 
+/// The encodings of lists: whether the server has only JSON, and whether it compresses.
+const ENCODINGS: [(bool, bool); 3] = [(true, false), (false, false), (false, true)];
+
 /// Serves the pods to a process that follows them.
 pub fn measure(cluster: ServedCluster) -> Result<()> {
     let cluster = ServedCluster { updates: UPDATES, policies: 0, ..cluster };
     let size = pod(cluster, cluster.pods / 2, 0).to_string().len();
     println!("\n## The source alone, {} pods of {size} bytes each\n", cluster.pods);
-    for only_json in [true, false] {
-        follow_in_a_process(ServedCluster { only_json, ..cluster }, "pods")?;
+    for (only_json, gzip) in ENCODINGS {
+        follow_in_a_process(ServedCluster { only_json, gzip, ..cluster }, "pods")?;
     }
     Ok(())
 }
@@ -36,7 +39,7 @@ pub fn measure_services(cluster: ServedCluster) -> Result<()> {
     let services = cluster.pods.min(10_000);
     println!("\n## The source alone, {services} Services and EndpointSlices\n");
     let cluster = ServedCluster { services, pods: 0, policies: 0, ..cluster };
-    for (only_json, gzip) in [(true, false), (false, false), (false, true)] {
+    for (only_json, gzip) in ENCODINGS {
         follow_in_a_process(ServedCluster { only_json, gzip, ..cluster }, "services")?;
     }
     Ok(())

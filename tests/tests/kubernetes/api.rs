@@ -19,6 +19,9 @@ use denizen_tests::peers::api::context::{
 use denizen_tests::peers::api::{Api, ApiServer};
 use serde_json::{Value, json};
 
+use crate::any_server::{LISTED, requests_for};
+use crate::following::Following;
+
 fn services(agent: &Agent) -> Result<u64> {
     agent.status()?["services"].as_u64().context("a number of services")
 }
@@ -130,6 +133,22 @@ fn long_lists_of_services_come_compressed() -> Result<()> {
         until_no_error(&agent)?;
         assert_eq!(services(&agent)?, u64::from(SERVICES) - 1);
         context.api.put(&service(0))?;
+    }
+    Ok(())
+}
+
+/// Pods are the longest lists. A proxy that compressed a watch would hold its events back.
+#[test]
+fn every_list_may_be_compressed_and_no_watch() -> Result<()> {
+    let context = ApiContext::own("kube-gzip-lists")?;
+    let mut following = Following::start(&context)?;
+    following.until_listed()?;
+    for path in LISTED {
+        let asked = || -> Result<bool> { Ok(!requests_for(&context, path)?.1.is_empty()) };
+        eventually("it is watched", TIMEOUT, asked)?;
+        let (lists, watches) = requests_for(&context, path)?;
+        ensure!(!lists.is_empty() && lists.iter().all(|list| list.gzip), "{lists:?}");
+        ensure!(!watches.iter().any(|watch| watch.gzip), "{watches:?}");
     }
     Ok(())
 }

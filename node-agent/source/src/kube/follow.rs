@@ -265,7 +265,7 @@ impl KindFollower {
         let params = kinds::list(self.kind, self.fields.clone(), self.use_field_selectors, state);
         let request = self.scope.request(self.served.request(self.kind)).list(&params);
         let mut request = request.map_err(kube::Error::BuildRequest)?;
-        kinds::accept_gzip(self.kind, &mut request);
+        kinds::accept_gzip(&mut request);
         self.traffic.list(self.reason);
         let mut reply = self.ask(client, request).await?;
         self.server_answered();
