@@ -92,6 +92,13 @@ impl<'a> ClusterFacts<'a> {
         !self.model.cluster_network_policies.is_empty()
     }
 
+    /// Whether there is a ClusterNetworkPolicy that a pod may [evade] by another address.
+    ///
+    /// [evade]: ClusterNetworkPolicy::is_evadable
+    pub fn has_evadable_tiers(&self) -> bool {
+        self.model.cluster_network_policies.values().any(ClusterNetworkPolicy::is_evadable)
+    }
+
     /// The addresses of each node that has an object, and its labels.
     pub fn nodes(&self) -> impl Iterator<Item = (Vec<IpAddr>, &'a Labels)> + use<'a> {
         let own = self.model.node.iter().map(|node| (node.addresses.clone(), &node.labels));

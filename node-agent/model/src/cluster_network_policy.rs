@@ -81,6 +81,12 @@ impl ClusterNetworkPolicy {
     pub fn order(&self) -> (Tier, u16, &str) {
         (self.tier, self.priority, &self.name)
     }
+
+    /// Whether a peer may gain by an address that the rules do not name: a rule denies, or passes
+    /// over rules that accept.
+    pub fn is_evadable(&self) -> bool {
+        self.ingress.iter().chain(&self.egress).any(|rule| rule.action != Action::Accept)
+    }
 }
 
 /// One entry of `ingress` or `egress`.

@@ -113,6 +113,10 @@ pub struct FirewallPlan {
     left_open: bool,
     /// Whether there is any policy in the cluster.
     any_policy: bool,
+    /// Whether every recorded pod is [confined](Self::is_confined): some ClusterNetworkPolicy of
+    /// the cluster denies or passes, and may do so to a pod that no policy selects. Such a pod, on
+    /// whichever node, must not evade it by an address that has no labels.
+    are_all_confined: bool,
     /// The pods that were recorded before this agent started.
     earlier: Option<BTreeSet<AttachmentId>>,
     /// The addresses of this node's links.
@@ -255,12 +259,18 @@ impl FirewallPlan {
 
     /// Whether a recorded pod may send only from its own addresses.
     pub fn is_confined(&self, pod: &LocalPod) -> bool {
-        !self.knows_owners() || self.is_restricted(pod)
+        !self.knows_owners() || self.are_all_confined || self.is_restricted(pod)
     }
 
     /// Whether all addresses of pods and nodes are known.
     fn knows_owners(&self) -> bool {
         self.settings.pods == KnownPods::All
+    }
+
+    /// The state that decides which rules are needed.
+    fn state(&self) -> [bool; 5] {
+        let Self { known, left_open, are_all_confined, .. } = *self;
+        [known, left_open, are_all_confined, self.is_enforced(), self.has_tiers()]
     }
 
     fn update_needs(&mut self, model: &Model, recorded: &[LocalPod], change: &ModelChange) {

@@ -8,6 +8,7 @@
 //! | packets that the node routes, or answers itself | `routed` |
 //! | a pod that passes for another pod, for the node or for a router | `identity` |
 //! | what a pod may do all the same, and what is permitted by name | `permitted` |
+//! | an address that no policy can tell apart | `unlabelled` |
 //! | packets in packets, and errors about others' connections | `indirect` |
 
 mod identity;
@@ -15,6 +16,7 @@ mod indirect;
 mod permitted;
 mod routed;
 mod switched;
+mod unlabelled;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

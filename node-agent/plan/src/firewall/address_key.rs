@@ -51,9 +51,9 @@ pub fn key_of_range(peers: &[PeerId], pod_ranges: Option<PeerId>) -> IdentityKey
     IdentityKey { peers, ports: Vec::new(), knowledge }
 }
 
-/// The ranges in which an address may be a pod's: the podCIDRs. While not all pods are known, it is
-/// every address: a rule that denies by labels must also hold for pods that the sources do not
-/// show.
+/// The ranges in which an address may be a pod's: the podCIDRs, and link-local addresses, which
+/// neighbours on a bridge give themselves. While not all pods are known, it is every address: a
+/// rule that denies by labels must also hold for pods that the sources do not show.
 pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
     if !cluster.knows_all_pods() {
         let all = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
@@ -61,7 +61,9 @@ pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
         return all.map(|range| Block { range, except: Vec::new() }).collect();
     }
     let ranges: BTreeSet<IpNetwork> = cluster.pod_ranges().collect();
-    ranges.into_iter().map(block_of_pods).collect()
+    let link_local = IpNetwork::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0).into(), 10);
+    let link_local = link_local.into_iter().map(|range| Block { range, except: Vec::new() });
+    ranges.into_iter().map(block_of_pods).chain(link_local).collect()
 }
 
 /// A podCIDR without its first two addresses: the network address, and the next one, which by

@@ -42,7 +42,7 @@ pub struct IdentityChange<T> {
 pub struct FirewallChanges {
     /// [`FirewallPlan::is_known`](super::FirewallPlan::is_known),
     /// [`is_left_open`](super::FirewallPlan::is_left_open) or
-    /// [`is_enforced`](super::FirewallPlan::is_enforced) differs.
+    /// [`is_enforced`](super::FirewallPlan::is_enforced) differs, or whether every pod is confined.
     pub state: bool,
     /// The addresses of this node's pods about which decisions differ.
     pub pod_rules: Vec<PodRulesChange>,

@@ -18,7 +18,8 @@ pub struct FirewallSettings {
 /// sources pods may use, so that this does not vary with the size of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KnownPods {
-    /// All pods. An open pod may send from every address that no pod and no node has.
+    /// All pods. An open pod may send from every address that no pod and no node has, unless it
+    /// may evade a ClusterNetworkPolicy of the cluster so.
     #[default]
     All,
     /// Perhaps only the pods of some namespaces. An address without a known owner may be a pod's or

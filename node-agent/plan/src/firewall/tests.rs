@@ -5,9 +5,9 @@ use crate::{
 };
 use denizen_fixture::{ip, port};
 use denizen_model::{
-    ClusterPod, Event, Labels, Listing, NamedPort, NetworkPolicy, Operator, Peers, PodName,
-    PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports, Protocol, Requirement,
-    Selector,
+    Action, ClusterNetworkPolicy, ClusterPod, Event, Labels, Listing, NamedPort, NetworkPolicy,
+    Operator, Peers, PodName, PolicyName, PolicyPeer, PolicyPort, PolicyRule, PortMatch, Ports,
+    Protocol, Requirement, Selector, Tier, TierPeer, TierPeers, TierPorts, TierRule,
 };
 
 fn pod(number: u32) -> Event {
@@ -123,4 +123,53 @@ fn one_more_remote_pod_is_one_more_identity() {
     assert!(owners.is_empty(), "{owners:?}");
     assert!(!state && pod_rules.is_empty() && blocks.is_empty() && forgotten.is_empty());
     assert!(narrowed.is_empty() && departed.is_empty());
+}
+
+/// A policy that selects no pod of this node, but may deny something to one of another node.
+#[test]
+fn a_pod_has_only_its_own_addresses_while_a_policy_of_the_cluster_denies_or_passes() {
+    let mut planner =
+        Planner::new(Policy { firewall: Some(FirewallSettings::default()), ..policy() }, CAPABLE);
+    planner.apply([vec![recorded()], Listing::FIREWALL.map(Event::Listed).into()].concat());
+    let peer = TierPeer::Pods { namespaces: Selector::default(), pods: Selector::default() };
+    let selects = |value: &str| {
+        let operator = Operator::In([value.into()].into());
+        Selector { requirements: [Requirement { key: "app".into(), operator }].into() }
+    };
+    let tier = |action| ClusterNetworkPolicy {
+        name: "p".into(),
+        tier: Tier::Admin,
+        priority: 0,
+        namespaces: selects("none"),
+        pods: Selector::default(),
+        ingress: vec![TierRule {
+            index: 0,
+            name: "".into(),
+            action,
+            peers: TierPeers::These(vec![peer.clone()]),
+            ports: TierPorts::All,
+        }],
+        egress: Vec::new(),
+        is_understood: true,
+    };
+    let cases = [
+        (None, false),
+        (Some(Action::Accept), false),
+        (Some(Action::Deny), true),
+        (Some(Action::Pass), true),
+        (None, false),
+    ];
+    let mut was_confined = false;
+    for (action, is_confined) in cases {
+        planner.apply(vec![Event::ClusterNetworkPolicy("p".into(), action.map(tier))]);
+        let changes = planner.update().firewall;
+        let plan = planner.plan();
+        let (firewall, pod) = (plan.firewall().expect("it is on"), &plan.recorded()[0]);
+        for free in ["203.0.113.9", "2001:db8:9::9", "fe80::bad"] {
+            assert_eq!(firewall.is_forged(pod, ip(free)), is_confined, "{action:?}: {free}");
+        }
+        assert!(!firewall.is_forged(pod, ip("10.1.2.3")), "{action:?}");
+        assert!(changes.state || is_confined == was_confined, "{action:?}: pods are not rendered");
+        was_confined = is_confined;
+    }
 }

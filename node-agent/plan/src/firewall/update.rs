@@ -43,7 +43,7 @@ impl<'a> FirewallUpdate<'a> {
         recorded: Option<&PodSet>,
         change: &ModelChange,
     ) -> FirewallChanges {
-        let was = self.state();
+        let was = self.plan.state();
         if change.addresses {
             self.plan.link_addresses = model.addresses().iter().map(|on| on.address).collect();
         }
@@ -64,13 +64,8 @@ impl<'a> FirewallUpdate<'a> {
                 self.update_unknown(recorded, change);
             }
         }
-        self.changes.state = was != self.state();
+        self.changes.state = was != self.plan.state();
         self.changes
-    }
-
-    /// The state that decides which rules are needed.
-    fn state(&self) -> (bool, bool, bool, bool) {
-        (self.plan.known, self.plan.left_open, self.plan.is_enforced(), self.plan.has_tiers())
     }
 
     fn update_surroundings(&mut self, model: &Model, change: &ModelChange) {
@@ -118,6 +113,7 @@ impl<'a> FirewallUpdate<'a> {
         let is_first = !std::mem::replace(&mut self.plan.known, true);
         self.plan.left_open = false;
         self.plan.any_policy = cluster.policies().next().is_some() || cluster.has_tiers();
+        self.plan.are_all_confined = cluster.has_evadable_tiers();
         // The first time, the claims of all pods are updated: their names need not be copied.
         let mut names = if is_first { BTreeSet::new() } else { change.cluster_pods.clone() };
         let touched = self.update_subjects(cluster, recorded, change, is_first, &mut names);
