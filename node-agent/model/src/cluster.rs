@@ -110,8 +110,6 @@ impl<'a> ClusterFacts<'a> {
 
     /// The podCIDRs of all nodes.
     pub fn pod_ranges(&self) -> impl Iterator<Item = IpNetwork> + use<'a> {
-        let own = self.model.node.iter().flat_map(|node| &node.pod_cidrs);
-        let others = self.model.other_nodes.values().flat_map(|node| &node.pod_cidrs);
-        own.chain(others).copied()
+        self.model.pod_ranges()
     }
 }

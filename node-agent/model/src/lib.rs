@@ -52,7 +52,7 @@ pub use node::{Node, NodeAddress, Nodes, OtherNode};
 pub use notice::{Notice, NoticeReason, NoticeSubject};
 pub use pod::{LocalPod, PodSet, PodVersion, differing_pods};
 pub use pod_coverage::{CoveredNamespaces, PodCoverage};
-pub use range::canonical_range;
+pub use range::{canonical_range, node_addresses_in};
 pub use service::{
     ForeignService, RequestedScheduler, Service, ServiceName, ServicePort, ServicePortName,
     SessionAffinity, SourceRanges, TrafficPolicy,
@@ -369,6 +369,13 @@ impl Model {
         let all = own.chain(node.chain(others).chain(self.host_addresses.iter()).copied());
         // Loopback addresses never name another node.
         all.filter(|ip| !ip.is_loopback())
+    }
+
+    /// The podCIDRs of all known nodes.
+    pub fn pod_ranges(&self) -> impl Iterator<Item = IpNetwork> {
+        let own = self.node.iter().flat_map(|node| &node.pod_cidrs);
+        let others = self.other_nodes.values().flat_map(|node| &node.pod_cidrs);
+        own.chain(others).copied()
     }
 
     /// All nodes, if their objects are followed; `None` before the first list.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -59,8 +59,10 @@ pub struct NodeLinks {
     /// `bridge` plugin makes such a pair to join the node to a VLAN.
     pub veths: BTreeSet<Arc<str>>,
     pub tunnels: BTreeSet<Tunnel>,
-    /// The broadcast addresses of its networks.
-    pub broadcasts: BTreeSet<Ipv4Addr>,
+    /// Addresses besides those of its links at which it takes packets: broadcast addresses, the
+    /// networks' own (which were broadcast addresses before Linux 5.14), and the anycast addresses
+    /// of routers.
+    pub also_local: BTreeSet<IpAddr>,
 }
 
 #[cfg(test)]

@@ -123,6 +123,8 @@ pub struct FirewallPlan {
     link_addresses: BTreeSet<IpAddr>,
     /// The addresses of all nodes that are known.
     nodes: BTreeSet<IpAddr>,
+    /// Addresses in podCIDRs that are probably nodes'.
+    node_addresses_in_ranges: BTreeSet<IpAddr>,
     /// This node's bridges and tunnels.
     links: NodeLinks,
     subjects: Subjects,
@@ -302,11 +304,11 @@ impl FirewallPlan {
         self.addresses.all().chain(nodes.copied())
     }
 
-    /// Where tunnels of nodes may end: their addresses, and the broadcast addresses of this node's
-    /// networks.
-    pub fn tunnel_ends(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        let broadcasts = self.links.broadcasts.iter().map(|ip| IpAddr::V4(*ip));
-        self.nodes.iter().copied().chain(broadcasts)
+    /// Where tunnels of nodes may end: their addresses, known or probable, and the other addresses
+    /// at which this node takes packets.
+    pub fn tunnel_ends(&self) -> BTreeSet<IpAddr> {
+        let probable = &self.node_addresses_in_ranges;
+        self.nodes.iter().chain(probable).chain(&self.links.also_local).copied().collect()
     }
 
     /// This node's bridges and tunnels.

@@ -161,10 +161,11 @@ fn tunnels(pods: KnownPods) -> Chain {
         dropped(DropReason::Tunnel, vec![BridgeSet::Nodes4.has()]),
         dropped(DropReason::Tunnel, vec![BridgeSet::Nodes6.has()]),
     ];
-    rules.extend(Family::BOTH.map(|version| {
-        let matches = vec![Statement::carries(version), tunnel::is_multicast(version)];
-        dropped(DropReason::Tunnel, matches)
-    }));
+    rules.extend(
+        Family::BOTH
+            .into_iter()
+            .flat_map(|version| tunnel::to_special(version, &[Statement::carries(version)])),
+    );
     chain("tunnels".into(), why, rules)
 }
 
@@ -417,7 +418,7 @@ pub(super) fn of_surroundings(plan: &FirewallPlan) -> Vec<Element> {
         links.bridges.iter().map(|mac| member(BridgeSet::TakenMacs, Key::EMPTY.ether(mac.0)));
     let veth = |name: &Arc<str>| member(BridgeSet::NodeVeths, Key::EMPTY.interface(name));
     let veths = links.veths.iter().map(veth);
-    let nodes = plan.tunnel_ends().map(|ip| match ip {
+    let nodes = plan.tunnel_ends().into_iter().map(|ip| match ip {
         IpAddr::V4(_) => member(BridgeSet::Nodes4, Key::EMPTY.address(ip)),
         IpAddr::V6(_) => member(BridgeSet::Nodes6, Key::EMPTY.address(ip)),
     });

@@ -201,7 +201,7 @@ pub fn of_pod(plan: &FirewallPlan, pod: &LocalPod, version: Family) -> Vec<Eleme
 
 /// The elements of nodes and tunnels.
 pub fn of_surroundings(plan: &FirewallPlan, version: Family) -> Vec<Element> {
-    let ends = plan.tunnel_ends().filter(|ip| family_of(*ip) == version);
+    let ends = plan.tunnel_ends().into_iter().filter(|ip| family_of(*ip) == version);
     let ends = ends.map(|ip| member(FirewallSet::Nodes, Key::EMPTY.address(ip)));
     let tunnels = plan.links().tunnels.iter().map(|tunnel| match tunnel::key(*tunnel) {
         TunnelKey::Port(key) => member(FirewallSet::TunnelPorts, key),

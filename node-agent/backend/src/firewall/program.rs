@@ -166,10 +166,12 @@ impl Program {
     pub(super) fn tunnels(&self) -> Chain {
         let rules = match self.pods {
             KnownPods::Some => vec![tunnel::to_anybody()],
-            KnownPods::All => vec![
-                dropped(DropReason::Tunnel, vec![self.is_destination_in(FirewallSet::Nodes)]),
-                dropped(DropReason::Tunnel, vec![tunnel::is_multicast(self.version)]),
-            ],
+            KnownPods::All => {
+                let to_node = vec![self.is_destination_in(FirewallSet::Nodes)];
+                let mut rules = vec![dropped(DropReason::Tunnel, to_node)];
+                rules.extend(tunnel::to_special(self.version, &[]));
+                rules
+            }
         };
         let why = "what pods send to where nodes take packets out of packets";
         chain("tunnels".into(), why, rules)

@@ -144,7 +144,7 @@ fn event() -> impl Strategy<Value = Vec<Event>> {
             bridges: [Mac([2, 0, 0, 0, 1, which])].into(),
             veths: [format!("veth-br{which}").as_str().into()].into(),
             tunnels: tunnels.into_iter().take(which.into()).collect(),
-            broadcasts: [].into(),
+            also_local: [].into(),
         })]
     });
     let addresses = (0..3_u8).prop_map(|which| {

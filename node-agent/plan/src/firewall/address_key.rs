@@ -11,7 +11,7 @@ use super::FirewallPlan;
 use super::address::BlockLookup;
 use super::identity::{IdentityKey, OwnerKnowledge};
 use super::peer::PeerId;
-use denizen_model::{Block, ClusterFacts};
+use denizen_model::{Block, ClusterFacts, node_addresses_in};
 
 /// The identity keys of nodes' addresses, while ClusterNetworkPolicies are in force: these
 /// addresses are known not to be pods', and a `nodes` peer may select those of Node objects.
@@ -66,13 +66,7 @@ pub fn ranges_of_pods(cluster: ClusterFacts<'_>) -> Arc<[Block]> {
     ranges.into_iter().map(block_of_pods).chain(link_local).collect()
 }
 
-/// A podCIDR without its first two addresses: the network address, and the next one, which by
-/// custom is the router's and so a node's. (Flannel's tunnel sends from the network address.)
+/// A podCIDR without the addresses that its node has.
 fn block_of_pods(range: IpNetwork) -> Block {
-    let next = match range.network() {
-        IpAddr::V4(first) => IpAddr::V4(Ipv4Addr::from_bits(first.to_bits().saturating_add(1))),
-        IpAddr::V6(first) => IpAddr::V6(Ipv6Addr::from_bits(first.to_bits().saturating_add(1))),
-    };
-    let first = [range.network(), next].into_iter().filter(|ip| range.contains(*ip));
-    Block { range, except: first.map(IpNetwork::from).collect() }
+    Block { range, except: node_addresses_in(range).map(IpNetwork::from).collect() }
 }

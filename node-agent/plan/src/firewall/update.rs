@@ -22,6 +22,7 @@ use super::{
 };
 use denizen_model::{
     ClusterFacts, LocalPod, Model, ModelChange, PodByName, PodName, PodSet, PolicyName,
+    node_addresses_in,
 };
 use denizen_state::AttachmentId;
 
@@ -77,7 +78,10 @@ impl<'a> FirewallUpdate<'a> {
                     false => self.changes.taken.push((*ip, self.plan.nodes.contains(ip))),
                 }
             }
-            self.changes.surroundings |= before != self.plan.nodes;
+            let in_ranges = model.pod_ranges().flat_map(node_addresses_in).collect();
+            self.changes.surroundings |=
+                before != self.plan.nodes || in_ranges != self.plan.node_addresses_in_ranges;
+            self.plan.node_addresses_in_ranges = in_ranges;
         }
         if change.links && self.plan.links != *model.links() {
             self.plan.links = model.links().clone();

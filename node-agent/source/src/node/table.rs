@@ -13,6 +13,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use ipnetwork::IpNetwork;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -84,7 +85,10 @@ struct LinkAddress {
     /// The link's index.
     link: u32,
     address: IpAddr,
-    prefix_length: u8,
+    /// The network's prefix. On a point-to-point link, IPv4 has that of the other end's address.
+    network: IpNetwork,
+    /// As it was set, for IPv4. It need not be the network's last address.
+    broadcast: Option<Ipv4Addr>,
 }
 
 impl LinkTable {
@@ -192,7 +196,7 @@ impl LinkTable {
             bridges: bridges.filter_map(|bridge| bridge.mac.parse().ok()).collect(),
             veths: veths.map(|veth| veth.name.clone()).collect(),
             tunnels: self.tunnels.values().flatten().copied().collect(),
-            broadcasts: self.addresses.iter().filter_map(LinkAddress::broadcast).collect(),
+            also_local: self.addresses.iter().flat_map(LinkAddress::also_local).collect(),
         }
     }
 
@@ -204,30 +208,35 @@ impl LinkTable {
 impl LinkAddress {
     /// On a point-to-point link `IFA_ADDRESS` is the other end's.
     fn of(message: &AddressMessage) -> Option<Self> {
-        let local = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(address) => Some(*address),
-            _ => None,
-        });
-        let address = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Address(address) => Some(*address),
-            _ => None,
-        });
-        Some(Self {
-            link: message.header.index,
-            address: local.or(address)?,
-            prefix_length: message.header.prefix_len,
-        })
+        let [mut local, mut address] = [None; 2];
+        let mut broadcast = None;
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Local(ip) => local = Some(*ip),
+                AddressAttribute::Address(ip) => address = Some(*ip),
+                AddressAttribute::Broadcast(ip) => broadcast = Some(*ip),
+                _ => {}
+            }
+        }
+        let own = local.or(address)?;
+        let of_network = address.filter(IpAddr::is_ipv4).unwrap_or(own);
+        let network = IpNetwork::new(of_network, message.header.prefix_len).ok()?;
+        let network = IpNetwork::new(network.network(), network.prefix()).ok()?;
+        Some(Self { link: message.header.index, address: own, network, broadcast })
     }
 
-    /// The broadcast address of a network with more than two addresses.
-    fn broadcast(&self) -> Option<Ipv4Addr> {
-        let prefix = self.prefix_length;
-        match self.address {
-            IpAddr::V4(ip) if prefix < 31 && !ip.is_loopback() => {
-                Some(Ipv4Addr::from(u32::from(ip) | u32::MAX >> prefix))
-            }
-            IpAddr::V4(_) | IpAddr::V6(_) => None,
-        }
+    /// At which other addresses the kernel takes packets because of this one: `fib_add_ifaddr`, and
+    /// while it forwards IPv6, `addrconf_join_anycast` (RFC 4291, 2.6.1).
+    fn also_local(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let (first, last) = (self.network.network(), self.network.broadcast());
+        let of_network = match self.network {
+            IpNetwork::V4(network) if network.prefix() < 31 => [Some(first), Some(last)],
+            IpNetwork::V6(network) if network.prefix() < 127 => [Some(first), None],
+            IpNetwork::V4(_) | IpNetwork::V6(_) => [None; 2],
+        };
+        let broadcast = self.broadcast.map(IpAddr::V4);
+        let all = of_network.into_iter().flatten().chain(broadcast);
+        all.filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
     }
 }
 

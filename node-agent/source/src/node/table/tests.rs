@@ -252,3 +252,45 @@ fn a_message_that_repeats_what_is_known_changes_nothing() {
         assert_eq!(before != after, expected, "{message:?}");
     }
 }
+
+/// What the kernel has in its table `local` beside the addresses themselves.
+#[test]
+fn at_which_other_addresses_the_kernel_takes_packets() {
+    use RouteNetlinkMessage::{DelAddress, NewAddress};
+    let with = |mut message: AddressMessage, attribute| {
+        message.attributes.push(attribute);
+        NewAddress(message)
+    };
+    let local = |ip: &str| AddressAttribute::Local(ip.parse().unwrap());
+    let broadcast = |ip: &str| AddressAttribute::Broadcast(ip.parse().unwrap());
+    let cases = [
+        ("a network", NewAddress(address(2, "10.0.1.9", 24)), vec!["10.0.1.0", "10.0.1.255"]),
+        ("two addresses", NewAddress(address(2, "10.0.1.8", 31)), vec![]),
+        ("one address", NewAddress(address(2, "10.0.1.9", 32)), vec![]),
+        (
+            "another broadcast address",
+            with(address(2, "10.0.1.9", 32), broadcast("10.9.9.9")),
+            vec!["10.9.9.9"],
+        ),
+        (
+            "the network of the other end",
+            with(address(2, "10.8.0.1", 24), local("10.7.0.1")),
+            vec!["10.8.0.0", "10.8.0.255"],
+        ),
+        ("loopback", NewAddress(address(1, "127.0.0.1", 8)), vec![]),
+        ("routers of a network", NewAddress(address(2, "fd00:1::9", 64)), vec!["fd00:1::"]),
+        ("routers of the link", NewAddress(address(2, "fe80::9", 64)), vec!["fe80::"]),
+        ("routers of two addresses (RFC 6164)", NewAddress(address(2, "fd00:1::9", 127)), vec![]),
+        ("IPv6 loopback", NewAddress(address(1, "::1", 128)), vec![]),
+        ("any", NewAddress(address(2, "fd00:1::9", 0)), vec![]),
+    ];
+    for (name, message, expected) in cases {
+        let mut table = LinkTable::default();
+        table.apply(&message);
+        let expected = expected.iter().map(|ip| ip.parse().unwrap()).collect();
+        assert_eq!(table.node_links().also_local, expected, "{name}");
+        let NewAddress(message) = message else { panic!("{name}") };
+        table.apply(&DelAddress(message));
+        assert!(table.node_links().also_local.is_empty(), "{name}");
+    }
+}
