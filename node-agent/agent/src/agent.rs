@@ -352,7 +352,7 @@ impl Agent {
 
     /// Answers the plugin's ADDs and DELs whose pods are ready.
     fn release(&mut self) {
-        let (flush, metrics) = (&self.flush, &self.publisher.metrics);
+        let (flush, metrics) = (&mut self.flush, &self.publisher.metrics);
         let reader = &self.sources.read_policies;
         let portmap = self.portmap.as_ref();
         self.plugin_waits.release(&self.engine, flush, portmap, metrics, reader);

@@ -10,7 +10,7 @@ mod search;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::iter;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -219,6 +219,20 @@ impl Flush {
             sync: Some(sync),
         });
         self.report_syncs();
+    }
+
+    /// Schedules the deletion of all connections at the addresses of pods that do not run yet.
+    /// Another pod may have prepared them, from an address that nobody had: it was on both ends.
+    pub fn clear_for(&mut self, addresses: BTreeSet<IpAddr>) {
+        let candidates = StaleCandidates::before_pods(addresses);
+        if !candidates.is_empty() {
+            self.first_searches.push_back(PendingSearch {
+                due: Instant::now(),
+                candidates,
+                are_syns: false,
+                sync: None,
+            });
+        }
     }
 
     fn report_syncs(&mut self) {

@@ -26,6 +26,8 @@ pub const TAGS: [u16; 2] = [0x8100, 0x88a8];
 
 /// IP protocols.
 pub const ICMP: u8 = 1;
+/// TCP's.
+pub const TCP: u8 = 6;
 /// UDP's.
 pub const UDP: u8 = 17;
 /// ICMPv6's.
@@ -238,6 +240,16 @@ pub fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     // A checksum of zero means that there is none.
     datagram[6..8].copy_from_slice(&if sum == 0 { u16::MAX } else { sum }.to_be_bytes());
     packet(from.ip(), to.ip(), UDP, 64, &datagram)
+}
+
+/// A TCP segment without data.
+pub fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, sequence: u32, ack: u32) -> Vec<u8> {
+    let mut segment = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    segment.extend([sequence.to_be_bytes(), ack.to_be_bytes()].concat());
+    segment.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    let sum = transport_checksum(from.ip(), to.ip(), TCP, &segment).to_be_bytes();
+    segment[16..18].copy_from_slice(&sum);
+    packet(from.ip(), to.ip(), TCP, 64, &segment)
 }
 
 /// A message of ICMP or ICMPv6 as an IP packet. `body` is what follows the checksum.

@@ -59,6 +59,7 @@ mod rules;
 mod selecting;
 pub mod small;
 pub mod test_cluster;
+mod unseen;
 
 use std::collections::BTreeSet;
 use std::fs;

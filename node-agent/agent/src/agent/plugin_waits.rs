@@ -1,6 +1,6 @@
 //! The plugin's ADDs and DELs that wait for their pods.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::engine::Engine;
 use crate::flush::Flush;
 use denizen_model::LocalPod;
 use denizen_observe::status::metrics::Metrics;
-use denizen_plan::Plan;
 use denizen_plan::conntrack::StaleCandidates;
+use denizen_plan::{FirewallPlan, Plan};
 use denizen_source::kube::PolicyRead;
 
 /// The waiting ADDs and DELs.
@@ -34,6 +34,8 @@ struct PluginWait {
     reply: Reply<WaitAnswer>,
     since: Instant,
     policies: PolicyFreshness,
+    /// Whether the connections that began before the pod are being deleted, or are gone.
+    is_cleared: bool,
 }
 
 /// Whether the known policies of a new pod's namespace are at least as recent as the pod's ADD.
@@ -51,7 +53,8 @@ impl PluginWaits {
     /// Takes in a request. `reply` is sent by [`Self::release`].
     pub(super) fn push(&mut self, request: WaitFor, reply: Reply<WaitAnswer>, metrics: &Metrics) {
         let since = requested_at(&request, metrics);
-        self.waiting.push(PluginWait { request, reply, since, policies: PolicyFreshness::Due });
+        let policies = PolicyFreshness::Due;
+        self.waiting.push(PluginWait { request, reply, since, policies, is_cleared: false });
     }
 
     /// The addresses of pods whose ADDs wait.
@@ -62,18 +65,19 @@ impl PluginWaits {
         pods.flat_map(|pod| pod.ips.iter().copied()).collect()
     }
 
-    /// Answers every ADD whose pod is programmed, once connections of an earlier pod with its
-    /// addresses are gone, and every DEL whose pod left nothing; drops requests whose client gave
-    /// up. Policies of new pods' namespaces are read through `read_policies`.
+    /// Answers every ADD whose pod is programmed, once earlier connections at its addresses are
+    /// gone, and every DEL whose pod left nothing; drops requests whose client gave up. Policies of
+    /// new pods' namespaces are read through `read_policies`.
     pub(super) fn release(
         &mut self,
         engine: &Engine,
-        flush: &Flush,
+        flush: &mut Flush,
         portmap: Option<&PortmapRules>,
         metrics: &Metrics,
         read_policies: &mpsc::Sender<PolicyRead>,
     ) {
         self.read_policies(engine.plan(), read_policies);
+        self.clear(engine, flush);
         let is_clean = !flush.unsearched().any(StaleCandidates::has_departed);
         let has_left_nothing =
             is_clean && !flush.unsearched().any(StaleCandidates::has_former_host_ports);
@@ -105,6 +109,26 @@ impl PluginWaits {
                 own.plugin_wait.observe(took);
             }
         }
+    }
+
+    /// Has the connections deleted that began before their pods, as soon as no more of them can
+    /// begin: the pods' policies are programmed. Without policies any connection may begin.
+    fn clear(&mut self, engine: &Engine, flush: &mut Flush) {
+        let plan = engine.plan();
+        if !plan.firewall().is_some_and(FirewallPlan::is_enforced) {
+            return;
+        }
+        let mut addresses = BTreeSet::new();
+        for wait in self.waiting.iter_mut().filter(|wait| !wait.request.removed) {
+            let is_due = wait.policies == PolicyFreshness::Done
+                && !wait.is_cleared
+                && engine.has_programmed(&wait.request);
+            if is_due && let Some(pod) = plan.attachment(&wait.request.wait_for) {
+                addresses.extend(&pod.ips);
+                wait.is_cleared = true;
+            }
+        }
+        flush.clear_for(addresses);
     }
 
     /// Asks for the policies of new pods' namespaces: the watch may deliver a policy after the pod

@@ -29,8 +29,8 @@ pub struct StaleCandidates {
     late: BTreeSet<IpAddr>,
     /// Addresses whose connections, of every protocol, a policy may forbid now.
     restricted: BTreeSet<IpAddr>,
-    /// Addresses whose former pods were, or may have been, restricted by policies. All connections
-    /// of those pods are stale.
+    /// Addresses whose former pods were, or may have been, restricted by policies, and addresses of
+    /// pods that do not run yet. All connections from before are stale.
     departed: BTreeSet<IpAddr>,
     /// Addresses of which forbidden connections may be permitted again.
     relaxed: BTreeSet<IpAddr>,
@@ -45,6 +45,11 @@ pub struct StaleCandidates {
 impl StaleCandidates {
     pub fn add_frontend(&mut self, key: FrontendKey) {
         self.keys.insert(key);
+    }
+
+    /// All connections at addresses of pods that do not run yet.
+    pub fn before_pods(addresses: BTreeSet<IpAddr>) -> Self {
+        Self { departed: addresses, ..Self::default() }
     }
 
     pub fn is_empty(&self) -> bool {

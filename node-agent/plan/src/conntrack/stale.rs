@@ -190,29 +190,32 @@ impl<'a> StaleFilter<'a> {
     }
 }
 
-/// Whether no policy permits a connection.
+/// Whether no policy permits a connection in the direction of its first packet. If the server may
+/// have sent that packet, the other direction must be permitted as well.
 fn is_refused(firewall: &FirewallPlan, entry: &TrackedFlow) -> bool {
-    let (client, server) = match is_answer(entry) {
-        true => (entry.reply_source, entry.source),
-        false => (entry.source, entry.reply_source),
+    let is_rejected = |client: SocketAddr, server: SocketAddr| {
+        let flow = PolicyFlow {
+            source: client.ip(),
+            destination: server.ip(),
+            protocol: entry.protocol(),
+            port: NonZeroU16::new(server.port()),
+        };
+        firewall.rejection(&flow).is_some()
     };
-    let flow = PolicyFlow {
-        source: client.ip(),
-        destination: server.ip(),
-        protocol: entry.protocol(),
-        port: NonZeroU16::new(server.port()),
-    };
-    firewall.rejection(&flow).is_some()
+    let (source, answers) = (entry.source, entry.reply_source);
+    is_rejected(source, answers) || looks_like_answer(entry) && is_rejected(answers, source)
 }
 
-/// Whether an entry's first packet came from the server, judging by the ports.
+/// Whether an entry's first packet looks like one from a server, judging by the ports.
 ///
 /// A policy may forbid a connection that conntrack has not seen: between pods on one bridge whose
 /// frames were not filtered until then. The firewall drops the client's packets, and takes the
 /// server's next packet for the first one of a connection from the server to the client, which
-/// policies mostly permit: the client's packets would count as answers. So the direction of such a
-/// connection is corrected.
-fn is_answer(entry: &TrackedFlow) -> bool {
+/// policies mostly permit: the client's packets would count as answers.
+///
+/// Ports are only a reason to forbid more. A client chooses its own port, and may have conntrack
+/// forget the connection: a forbidden one, from a low port to a high one, looks like this too.
+fn looks_like_answer(entry: &TrackedFlow) -> bool {
     entry.is_mid_stream
         && !entry.is_translated()
         && entry.source.port() < EPHEMERAL

@@ -1,16 +1,19 @@
 //! Pods that follow each other at one address.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
 use anyhow::{Result, ensure};
 use denizen_state::run_dir::STATE_FILE;
 use denizen_tests::eventually::eventually;
+use denizen_tests::kernel::conntrack::tracked;
+use denizen_tests::kernel::ctnetlink::{self, FlowEntry};
 use denizen_tests::node::cni::Chain;
 use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::{Pod, Wiring};
 use denizen_tests::node::world::ip;
+use denizen_tests::packets::probe::Protocol;
 use denizen_tests::policy::PolicyWorld;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -136,6 +139,34 @@ fn at_an_address_that_has_changed_hands_when_the_agent_reads_of_it() -> Result<(
         wrong.extend(found.into_iter().map(|line| format!("{:?}: {line}", wiring(number))));
     }
     nothing_wrong(2, &wrong)
+}
+
+/// Who sends from an address before its pod is there, is on both ends of a connection if he likes.
+#[test]
+fn no_connection_at_its_address_is_older_than_a_pod() -> Result<()> {
+    let newcomers = Newcomers::new("first-prepared", &isolate("10s"))?;
+    let node = &newcomers.nodes.hosts[0].netns;
+    for number in 0..2 {
+        let OneAddress { chain, addresses } = OneAddress::new(&newcomers, number)?;
+        let server = SocketAddr::new(addresses[0], 7000);
+        let flow = |number: u32| {
+            let client = SocketAddr::new(ip("192.0.2.1"), 1024 + number as u16);
+            FlowEntry { client, frontend: server, endpoint: server }
+        };
+        node.run(|| ctnetlink::fill(100, flow))??;
+        let at_server = || -> Result<usize> {
+            let all = tracked(node, Protocol::Udp)?;
+            Ok(all.iter().filter(|entry| entry.destination == server).count())
+        };
+        ensure!(at_server()? == 100, "they are prepared");
+        let name = format!("new/p{number}");
+        let netns = newcomers.nodes.sandbox(&name)?;
+        newcomers.announce(&name, netns.name(), "new")?;
+        let _pod = attach(&newcomers, netns, &name, &chain)?;
+        let left = at_server()?;
+        ensure!(left == 0, "{:?}: {left} are left when the ADD returns", wiring(number));
+    }
+    Ok(())
 }
 
 /// The pod does not answer for its IPv6 address yet, so what is sent to it waits on the node. What

@@ -101,9 +101,10 @@ fn what_a_policy_forbids_is_marked_until_a_change_permits_it() {
     assert_eq!(treatments(&tracked, &candidates), [Some(Treatment::Delete); 3]);
 }
 
-/// Conntrack first saw an answer. The ports say which end is the server.
+/// Conntrack first saw a packet from the middle. What looks like an answer is permitted only if
+/// both directions are: a client may choose a low port, and send what looks like an answer.
 #[test]
-fn what_began_unseen_is_judged_from_its_client_to_its_server() {
+fn what_began_unseen_is_judged_in_the_direction_that_was_seen_and_as_an_answer() {
     let mut tracked = with_firewall();
     candidates_after(&mut tracked, [vec![recorded(1, &[POD])], listed()].concat());
     let candidates = candidates_after(&mut tracked, vec![policy_is(Some(false))]);
@@ -116,14 +117,33 @@ fn what_began_unseen_is_judged_from_its_client_to_its_server() {
     let cases = [
         ("an answer of the pod", "10.1.0.1:80", "10.9.0.9:40000", true),
         ("a question of the pod", "10.1.0.1:40000", "10.9.0.9:80", false),
-        ("an answer to the pod", "10.9.0.9:80", "10.1.0.1:40000", false),
+        ("an answer to the pod, or a question", "10.9.0.9:2001", "10.1.0.1:50051", true),
         ("a question to the pod", "10.9.0.9:40000", "10.1.0.1:80", true),
-        ("nobody knows", "10.1.0.1:40000", "10.9.0.9:40001", false),
+        ("the pod began", "10.1.0.1:40000", "10.9.0.9:40001", false),
+        ("the pod did not begin", "10.9.0.9:40001", "10.1.0.1:40000", true),
     ];
     for (name, source, destination, is_marked) in cases {
         assert_eq!(forbids(source, destination, true), is_marked, "{name}");
     }
     assert!(!forbids("10.1.0.1:80", "10.9.0.9:40000", false), "its beginning was seen");
+}
+
+/// The pod admits its namespace, and may send anywhere.
+#[test]
+fn what_began_unseen_goes_on_if_a_policy_permits_it() {
+    let mut tracked = with_firewall();
+    let known = [vec![recorded(1, &[POD]), client_is_a_pod()], listed()].concat();
+    candidates_after(&mut tracked, known);
+    let candidates = candidates_after(&mut tracked, vec![policy_is(Some(true))]);
+    let none = HashSet::new();
+    let mut filter = StaleFilter::new(&candidates, &tracked.planner, &none);
+    for (client, server) in [("10.9.0.9:40000", "10.1.0.1:80"), ("10.1.0.1:40000", "10.9.0.9:80")] {
+        for (first, then) in [(client, server), (server, client)] {
+            let entry = entry(Protocol::Tcp, first, then, then);
+            let treatment = filter.treatment(&TrackedFlow { is_mid_stream: true, ..entry });
+            assert_eq!(treatment, None, "{client} to {server}, first seen from {first}");
+        }
+    }
 }
 
 /// It remembers nothing, and knows nothing yet.
