@@ -13,6 +13,7 @@
 //! | `peer` | the peers that policies in force name, each once |
 //! | `group` | which peers cover which pods, by labels |
 //! | `blocks` | which peers cover which addresses |
+//! | `budget` | policies whose `ipBlock`s would cost too much |
 //! | `address` | which pod has which address, and the address's identity |
 //! | `direction_rules` | which pods are isolated |
 //! | `subjects` | this node's pods, and the decision about each |
@@ -35,6 +36,7 @@
 mod address;
 mod address_key;
 mod blocks;
+mod budget;
 mod changes;
 mod class;
 mod decider;
@@ -85,6 +87,7 @@ use foldhash::quality::RandomState;
 use ipnetwork::IpNetwork;
 
 pub use self::blocks::AddressRange;
+pub use self::budget::ExcessPolicy;
 pub use self::changes::{FirewallChanges, IdentityChange, PodRulesChange};
 pub use self::decider::Decider;
 pub(crate) use self::decider::port_edges;
@@ -383,6 +386,11 @@ impl FirewallPlan {
     /// ClusterNetworkPolicies whose order for a pod of this node the API leaves open.
     pub fn ties(&self) -> BTreeSet<PolicyTie> {
         self.classes.keys().flat_map(|class| PolicyTie::of_class(class, &self.rules)).collect()
+    }
+
+    /// Policies in force whose rules are left out, since they would cost too much.
+    pub fn excess(&self) -> Vec<ExcessPolicy> {
+        self.rules.excess().collect()
     }
 
     /// Whether ClusterNetworkPolicies select a pod of this node.

@@ -41,11 +41,11 @@ pub use self::direct::{
     DirectRoutes, NextHop, NodeNetworks, NotOnLink, RejectedRange, WhyRejected, direct,
 };
 pub use self::firewall::{
-    AddressRange, AllPodsReason, Decider, Direction, DirectionRules, FirewallChanges, FirewallPlan,
-    FirewallSettings, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods, PeerPorts,
-    Permission, PermittedPorts, PodNeeds, PodRules, PodRulesChange, PolicyFlow, PolicyRejection,
-    PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, PortsByPeer, TierDecider, TierStep,
-    Tiered, ToNode,
+    AddressRange, AllPodsReason, Decider, Direction, DirectionRules, ExcessPolicy, FirewallChanges,
+    FirewallPlan, FirewallSettings, IdentityChange, IdentityId, IfRefused, Isolation, KnownPods,
+    PeerPorts, Permission, PermittedPorts, PodNeeds, PodRules, PodRulesChange, PolicyFlow,
+    PolicyRejection, PolicyResult, PolicyStep, PolicyTie, PortKey, PortSpan, PortsByPeer,
+    TierDecider, TierStep, Tiered, ToNode,
 };
 pub use self::host_ports::{
     HostPortChanges, HostPortKey, HostPortPlace, HostPortPlan, HostPortRemark, HostPortSettings,

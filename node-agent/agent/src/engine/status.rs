@@ -37,6 +37,7 @@ pub fn status<B: Backend>(engine: &mut Engine<B>, problems: Vec<String>) -> Stat
             .chain(surprising)
             .chain(host_port_warnings(engine.planner.plan()))
             .chain(policy_ties(engine.planner.plan()))
+            .chain(excess_policies(engine.planner.plan()))
             .collect(),
         detect_local: engine.planner.plan().policy().detector.to_string(),
         synced: engine.synced,
@@ -117,6 +118,12 @@ fn network_policy<B>(
 fn policy_ties(plan: &Plan) -> Vec<String> {
     let ties = plan.firewall().map(FirewallPlan::ties).unwrap_or_default();
     shown(ties.iter())
+}
+
+/// NetworkPolicies whose rules are left out, since they would cost too much.
+fn excess_policies(plan: &Plan) -> Vec<String> {
+    let excess = plan.firewall().map(FirewallPlan::excess).unwrap_or_default();
+    shown(excess.iter())
 }
 
 /// The plan's remarks: errors and warnings.

@@ -28,15 +28,14 @@ pub(super) struct Piece {
 }
 
 /// The first and the last address of a range, as numbers.
-type Span = (u128, u128);
+pub(super) type Span = (u128, u128);
 
 /// Cuts the peers' blocks into the fewest pieces.
 pub(super) fn pieces<'a>(peers: impl Iterator<Item = (PeerId, &'a [Block])>) -> Pieces {
     let (mut v4, mut v6) = (Vec::new(), Vec::new());
     for (peer, blocks) in peers {
         for (is_v4, edges) in [(true, &mut v4), (false, &mut v6)] {
-            let of_family = blocks.iter().filter(|block| block.range.is_ipv4() == is_v4);
-            for (first, last) in joined(of_family.flat_map(spans).collect()) {
+            for (first, last) in spans_of(blocks.iter(), is_v4) {
                 edges.push((first, Edge::Begin(peer)));
                 // A range that ends with the greatest address of all has no edge after it.
                 edges.extend(last.checked_add(1).map(|behind| (behind, Edge::End(peer))));
@@ -64,6 +63,12 @@ fn number(address: IpAddr) -> u128 {
 
 fn span(range: &IpNetwork) -> Span {
     (number(range.network()), number(range.broadcast()))
+}
+
+/// What blocks of a family hold, sorted, without overlaps.
+pub(super) fn spans_of<'a>(blocks: impl Iterator<Item = &'a Block>, is_v4: bool) -> Vec<Span> {
+    let of_family = blocks.filter(|block| block.range.is_ipv4() == is_v4);
+    joined(of_family.flat_map(spans).collect())
 }
 
 /// The addresses of a block: its range without its exceptions, which are sorted.

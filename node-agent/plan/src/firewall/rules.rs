@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::budget::{ExcessPolicy, excess};
 use super::direction::Direction;
 use super::group::PortNames;
 use super::peer::{PeerId, PeerScope, PeerTable};
@@ -39,6 +40,8 @@ impl RuleInForce {
 #[derive(Debug)]
 struct PolicyInForce {
     source: NetworkPolicy,
+    /// Whether its rules are left out ([`budget`](super::budget)).
+    is_excess: bool,
     ingress: Option<Vec<RuleInForce>>,
     egress: Option<Vec<RuleInForce>>,
 }
@@ -59,8 +62,10 @@ impl PoliciesInForce {
         peers: &mut PeerTable,
     ) -> BTreeSet<PolicyName> {
         let mut changed = BTreeSet::new();
+        let excess = excess(wanted.values().copied());
         let stays = |name: &PolicyName, policy: &PolicyInForce| {
             wanted.get(name).is_some_and(|wanted| **wanted == policy.source)
+                && policy.is_excess == excess.contains(name)
         };
         // Old versions are released last, so that peers of both versions keep their ids.
         let mut stale = Vec::new();
@@ -70,7 +75,11 @@ impl PoliciesInForce {
         }
         for (name, policy) in wanted {
             if !self.policies.contains_key(*name) {
-                self.policies.insert((*name).clone(), PolicyInForce::new(policy, peers));
+                let policy = match excess.contains(*name) {
+                    true => PolicyInForce::excess(policy),
+                    false => PolicyInForce::new(policy, peers),
+                };
+                self.policies.insert((*name).clone(), policy);
                 changed.insert((*name).clone());
             }
         }
@@ -139,6 +148,12 @@ impl PoliciesInForce {
         rules.unwrap_or_default()
     }
 
+    /// The policies whose rules are left out ([`budget`](super::budget)).
+    pub fn excess(&self) -> impl Iterator<Item = ExcessPolicy> {
+        let excess = self.policies.iter().filter(|(_, policy)| policy.is_excess);
+        excess.map(|(name, _)| ExcessPolicy(name.clone()))
+    }
+
     pub fn len(&self) -> usize {
         self.policies.len()
     }
@@ -151,7 +166,12 @@ impl PolicyInForce {
             Some(rules.map(|rule| compiled(rule, &source.name.namespace, peers)).collect())
         };
         let (ingress, egress) = (rules(&source.ingress), rules(&source.egress));
-        Self { source: source.clone(), ingress, egress }
+        Self { source: source.clone(), is_excess: false, ingress, egress }
+    }
+
+    /// It isolates the pods that it selects, and permits nothing.
+    fn excess(source: &NetworkPolicy) -> Self {
+        Self { source: source.clone(), is_excess: true, ingress: None, egress: None }
     }
 
     fn peers(&self) -> impl Iterator<Item = PeerId> {
