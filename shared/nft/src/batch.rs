@@ -289,7 +289,11 @@ impl Batch {
     }
 
     /// Removes chains, which may refer to each other; nothing else may refer to them.
-    pub fn delete_chains(&mut self, table: &str, chains: &[Arc<str>]) {
+    pub fn delete_chains<'a>(
+        &mut self,
+        table: &str,
+        chains: impl IntoIterator<Item = &'a Arc<str>> + Copy,
+    ) {
         for chain in chains {
             self.flush_chain(table, chain);
         }

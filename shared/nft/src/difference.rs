@@ -1,6 +1,6 @@
 //! Differences between a table and its desired content, and the batches that remove them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::batch::Batch;
@@ -19,12 +19,17 @@ pub struct Delta {
     pub delete: Vec<(SetId, Key)>,
     /// Elements to add then.
     pub add: Vec<Element>,
+    /// Chains to remove, by a later transaction: elements led to them.
+    pub left_over: BTreeSet<Arc<str>>,
 }
 
 impl Delta {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.chains.is_empty() && self.delete.is_empty() && self.add.is_empty()
+        self.chains.is_empty()
+            && self.delete.is_empty()
+            && self.add.is_empty()
+            && self.left_over.is_empty()
     }
 
     /// Forgets everything, and keeps its memory.
@@ -32,6 +37,12 @@ impl Delta {
         self.chains.clear();
         self.delete.clear();
         self.add.clear();
+        self.left_over.clear();
+    }
+
+    /// Adds chains. Chains that were to be removed stay instead.
+    pub fn add_chains(&mut self, chains: Vec<Chain>) {
+        self.chains.extend(chains.into_iter().filter(|chain| !self.left_over.remove(&chain.name)));
     }
 
     /// How many elements change: the longer of the two lists, so that replaced elements count once.
@@ -84,11 +95,12 @@ impl Delta {
         }
     }
 
-    /// Writes the difference: chains, then removals, then additions.
+    /// Writes the difference: chains, then removals, then additions, then chains that are left over.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
         batch.add_chains(schema.name, &self.chains);
         batch.delete_elements(schema, &self.delete);
         batch.add_elements(schema, &self.add);
+        batch.delete_chains(schema.name, &self.left_over);
     }
 }
 
@@ -170,7 +182,7 @@ mod tests {
             let gone = gone.map(|(set, key, _)| (SetId(*set), Key::EMPTY.number(*key)));
             let come = wanted.iter().filter(|element| !is_in(&now, element)).copied().map(member);
             let mut expected =
-                Delta { chains: Vec::new(), delete: gone.collect(), add: come.collect() };
+                Delta { delete: gone.collect(), add: come.collect(), ..Delta::default() };
             expected.sort();
             delta.sort();
             assert_eq!(delta, expected, "{name}");

@@ -408,7 +408,7 @@ fn kept(content: &mut impl Content, seen: &Observed) -> Vec<Element> {
 }
 
 /// Commits what was noted about tables that are known: one transaction for all of them, and a
-/// second for elements that nothing refers to any more ([`Content::is_garbage`]).
+/// second for elements and chains that nothing refers to any more.
 fn commit<C: Content>(
     kernel: &mut Kernel,
     tables: &mut [(&mut Keeper, &mut C)],

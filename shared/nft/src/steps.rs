@@ -7,8 +7,9 @@ use crate::content::Content;
 use crate::difference::Delta;
 use crate::set::SetId;
 
-/// `garbage` removes the elements that nothing refers to any more ([`Content::is_garbage`]), after
-/// `changes` has made all other changes at once.
+/// `garbage` removes the elements and chains that nothing refers to any more
+/// ([`Content::is_garbage`], [`Delta::left_over`]), after `changes` has made all other changes at
+/// once. Before 6.2 a kernel refuses to remove a chain in the batch that removes what refers to it.
 #[derive(Debug)]
 pub(crate) struct Steps {
     pub changes: Delta,
@@ -25,8 +26,9 @@ impl Steps {
                 delta.add.iter().map(|element| (element.set, element.key)).collect();
             delta.delete.extend(garbage.extract_if(.., |key| added.contains(key)));
         }
-        let mut steps =
-            Self { changes: delta, garbage: Delta { delete: garbage, ..Delta::default() } };
+        let left_over = std::mem::take(&mut delta.left_over);
+        let garbage = Delta { delete: garbage, left_over, ..Delta::default() };
+        let mut steps = Self { changes: delta, garbage };
         steps.changes.sort();
         steps.garbage.sort();
         steps

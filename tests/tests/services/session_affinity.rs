@@ -255,3 +255,36 @@ fn affinity_is_per_port_and_forgets_who_is_removed() -> Result<()> {
     }
     Ok(())
 }
+
+fn affinity_chains(fixture: &Fixture) -> Result<Vec<String>> {
+    let listed = fixture.cluster.world.node.output("nft", &["-t", "list", "chains"])?;
+    let names = listed.lines().filter_map(|line| line.trim().strip_prefix("chain "));
+    let names = names.filter(|name| name.contains("-affinity-"));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Whoever may change one Service may give it each of 86,400 time-outs, one after the other.
+#[test]
+fn a_former_time_out_leaves_no_chains() -> Result<()> {
+    for (label, flag) in [("aff-time", "--backend=nftables"), ("aff-ipvs", "--backend=ipvs")] {
+        let fixture = Fixture::new(label)?;
+        let mut objects = fixture.service("sticky", 10, &HTTP, &ALL)?;
+        objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+        fixture.cluster.manifests.put("sticky", &objects)?;
+        let agent = fixture.cluster.start_agent_with([flag])?;
+        let first = affinity_chains(&fixture)?.len();
+        ensure!(first > 0, "{flag}");
+        for seconds in 1..=10 {
+            let config = &mut objects[0]["spec"]["sessionAffinityConfig"];
+            config["clientIP"]["timeoutSeconds"] = seconds.into();
+            programmed(&agent, || fixture.cluster.manifests.put("sticky", &objects), || ())?;
+            let chains = affinity_chains(&fixture)?;
+            let its_own = |name: &String| name.contains(&format!("-{seconds}s "));
+            ensure!(chains.len() == first && chains.iter().all(its_own), "{flag}: {chains:?}");
+        }
+        programmed(&agent, || fixture.cluster.manifests.remove("sticky"), || ())?;
+        let chains = affinity_chains(&fixture)?;
+        ensure!(chains.is_empty(), "{flag}, the service is gone: {chains:?}");
+    }
+    Ok(())
+}

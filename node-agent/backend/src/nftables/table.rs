@@ -29,7 +29,8 @@ pub struct Table {
     pub left_frontends: BTreeSet<FrontendKey>,
     config: TableConfig,
     keys: HashMap<FrontendKey, FrontendState>,
-    classes: BTreeSet<Class>,
+    /// How many frontends use each class.
+    classes: BTreeMap<Class, usize>,
     numbers: Numbers,
     cluster_ips: HashMap<IpAddr, usize>,
     /// The addresses of [`Self::change_routed_addresses`].
@@ -46,7 +47,7 @@ impl Table {
             left_frontends: BTreeSet::new(),
             config,
             keys: HashMap::new(),
-            classes: BTreeSet::new(),
+            classes: BTreeMap::new(),
             numbers: Numbers::default(),
             cluster_ips: HashMap::new(),
             routed: BTreeSet::new(),
@@ -73,9 +74,9 @@ impl Table {
         program::class_chains(self.table_family, class, &self.config.node_side)
     }
 
-    /// Whether a service has, or had, session affinity.
+    /// Whether a service has session affinity.
     pub fn has_affinity(&self) -> bool {
-        self.classes.iter().any(|class| class.affinity.is_some())
+        self.classes.keys().any(|class| class.affinity.is_some())
     }
 
     /// The number of desired elements of each set.
@@ -124,13 +125,34 @@ impl Table {
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
         FrontendState::change(now.as_ref(), wanted.as_ref(), &key, delta);
         self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
+        for class in wanted.iter().flat_map(|wanted| wanted.classes(&key)) {
+            self.use_class(class, delta);
+        }
+        for class in now.iter().flat_map(|now| now.classes(&key)) {
+            self.leave_class(class, delta);
+        }
         if let Some(wanted) = wanted {
-            for class in wanted.classes(&key) {
-                if self.classes.insert(class) {
-                    delta.chains.extend(self.class_chains(class));
-                }
-            }
             self.keys.insert(key, wanted);
+        }
+    }
+
+    fn use_class(&mut self, class: Class, delta: &mut Delta) {
+        if let Some(count) = self.classes.get_mut(&class) {
+            *count += 1;
+            return;
+        }
+        self.classes.insert(class, 1);
+        delta.add_chains(self.class_chains(class));
+    }
+
+    /// Classes without session affinity stay: there are few, and their next user needs no chains.
+    /// The others go with their last user, because each time-out is a class.
+    fn leave_class(&mut self, class: Class, delta: &mut Delta) {
+        let Some(count) = self.classes.get_mut(&class) else { return };
+        *count -= 1;
+        if *count == 0 && class.affinity.is_some() {
+            self.classes.remove(&class);
+            delta.left_over.extend(self.class_chains(class).into_iter().map(|chain| chain.name));
         }
     }
 
@@ -251,7 +273,7 @@ impl Table {
 
 impl Content for Table {
     fn chains(&self) -> Vec<Chain> {
-        let classes = self.classes.iter().flat_map(|class| self.class_chains(*class));
+        let classes = self.classes.keys().flat_map(|class| self.class_chains(*class));
         program::chains(self.table_family, &self.config).into_iter().chain(classes).collect()
     }
 

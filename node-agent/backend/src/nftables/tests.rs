@@ -1,5 +1,6 @@
 //! Where endpoints sit, how one is chosen, what a change changes, and what the kernel makes of it.
 
+mod affinity;
 mod choice;
 mod kernel;
 mod leaving;

@@ -40,6 +40,11 @@ impl StrictKernel {
                 assert!(self.chains.contains(&**chain), "{chain} is not there");
             }
         }
+        for chain in &delta.left_over {
+            assert!(self.chains.remove(&**chain), "{chain} is not there");
+            let leads_there = |element: &Element| element.value == Value::Goto(chain.clone());
+            assert!(!self.elements.values().any(leads_there), "{chain} is in use");
+        }
         let mut all: Vec<Element> = self.elements.values().cloned().collect();
         all.sort_by_key(|element| (element.set, element.key));
         assert_eq!(all, table.sorted_elements());
@@ -64,7 +69,7 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             4 => proptest::collection::btree_set(0_u16..20, 1..20).prop_map(to),
         ]
     };
-    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..4);
+    let facts = (0_u8..6, any::<[bool; 4]>(), outcome(), proptest::option::of(outcome()), 0_u8..6);
     facts.prop_map(|(which, [gone, always, udp, external], inside, outside, extra)| {
         let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
         let address = match which {
@@ -78,10 +83,9 @@ fn decision() -> impl Strategy<Value = (FrontendKey, Option<Frontend>)> {
             kind: if external { FrontendKind::ExternalIp } else { FrontendKind::ClusterIp },
             masquerade,
             outside,
-            affinity: if extra == 1 {
-                SessionAffinity::ClientIp { seconds: 300 }
-            } else {
-                SessionAffinity::None
+            affinity: match extra {
+                0..4 => SessionAffinity::None,
+                _ => SessionAffinity::ClientIp { seconds: extra.into() },
             },
             sources: (extra == 2).then(|| [range("10.0.0.0/9"), range("192.168.0.0/30")].into()),
             ..frontend(at, inside)
