@@ -56,12 +56,28 @@ pub(crate) fn expression(kind: u32, data: &[u8]) -> Vec<u8> {
 
 /// The text in a form that a comment can have: nft takes 128 bytes, the last of them zero, and
 /// cannot write a quote in a comment. A name with a quote would make the whole host's `nft list`
-/// unreadable to nft.
+/// unreadable to nft. A longer text ends with its hash in place of what is cut off, so that it
+/// differs from other long texts.
 pub fn comment_text(text: &str) -> String {
     let harmless = |c: char| if c == '"' || c.is_control() { '?' } else { c };
     let mut text: String = text.chars().map(harmless).collect();
-    text.truncate(text.floor_char_boundary(127));
+    if text.len() > MOST_BYTES {
+        let end = format!("~{:016x}", hash(text.as_bytes()));
+        text.truncate(text.floor_char_boundary(MOST_BYTES - end.len()));
+        text += &end;
+    }
     text
+}
+
+/// The most bytes of a comment.
+const MOST_BYTES: usize = 127;
+
+/// FNV-1a, the same in every version of this program, because a restarted agent reads comments
+/// back. It withstands no attack.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -72,6 +88,10 @@ mod tests {
     fn a_comment_is_what_nft_can_read() {
         assert_eq!(comment_text("default/web:http"), "default/web:http");
         assert_eq!(comment_text("a\"b\nc\u{7f}"), "a?b?c?");
-        assert_eq!(comment_text(&"ä".repeat(100)), "ä".repeat(63));
+        assert_eq!(comment_text(&"a".repeat(127)), "a".repeat(127));
+        // The hash is pinned: another version of the agent must find the same comment.
+        assert_eq!(comment_text(&"ä".repeat(100)), format!("{}~195b25545f8c9e85", "ä".repeat(55)));
+        let long = |end| comment_text(&format!("{}{end}", "n".repeat(200)));
+        assert_ne!(long("a"), long("b"));
     }
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
 use anyhow::{Context, Result, bail, ensure};
 use denizen_tests::agent::programmed;
+use denizen_tests::node::cluster::serve;
 use denizen_tests::node::fixture::{Fixture, Host, PORT, PROTOCOLS, every_protocol, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
@@ -285,6 +286,51 @@ fn a_former_time_out_leaves_no_chains() -> Result<()> {
         programmed(&agent, || fixture.cluster.manifests.remove("sticky"), || ())?;
         let chains = affinity_chains(&fixture)?;
         ensure!(chains.is_empty(), "{flag}, the service is gone: {chains:?}");
+    }
+    Ok(())
+}
+
+/// Longer than a comment in the kernel, by which a restarted agent knows whose memory it finds.
+#[test]
+fn ports_of_a_service_with_long_names_are_remembered_apart_and_over_a_restart() -> Result<()> {
+    for (label, flag) in [
+        ("aff-long", "--backend=nftables"),
+        ("aff-long-ipt", "--backend=iptables"),
+        ("aff-long-ipvs", "--backend=ipvs"),
+    ] {
+        let mut fixture = Fixture::new(label)?;
+        for who in ALL {
+            let addresses = service_ips(10).into_iter().map(|ip| fixture.address(who, ip));
+            let addresses = addresses.collect::<Result<Vec<_>>>()?;
+            let place = fixture.place(who).0;
+            let server = serve(place, &addresses, &[(Protocol::Tcp, PORT + 1)])?;
+            fixture.servers.push(server);
+        }
+        let ports = [Port::tcp("http", 80, PORT), Port::tcp("admin", 81, PORT + 1)];
+        let mut objects = fixture.service(&"s".repeat(63), 10, &ports, &ALL)?;
+        objects[0]["spec"]["sessionAffinity"] = "ClientIP".into();
+        for object in &mut objects {
+            object["metadata"]["namespace"] = "n".repeat(63).into();
+        }
+        fixture.cluster.manifests.put("sticky", &objects)?;
+        let each_in_turn = || -> Result<Vec<Host>> {
+            let frontends = service_ips(10).into_iter().flat_map(|ip| [(ip, 80), (ip, 81)]);
+            let asked = frontends.map(|(ip, port)| {
+                let outcome =
+                    fixture.probe(Host::Outside, SocketAddr::new(ip, port), Protocol::Tcp)?;
+                let by = outcome.endpoint().and_then(|endpoint| fixture.owner(endpoint.ip()));
+                by.with_context(|| format!("{flag}: {outcome:?}"))
+            });
+            asked.collect()
+        };
+        let agent = fixture.cluster.start_agent_with([flag])?;
+        let chosen = each_in_turn()?;
+        for _ in 0..5 {
+            assert_eq!(each_in_turn()?, chosen, "{flag}: http and admin, one after the other");
+        }
+        agent.terminate()?;
+        let _agent = fixture.cluster.start_agent_with([flag])?;
+        assert_eq!(each_in_turn()?, chosen, "{flag}: after a restart");
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 
 use super::element::frontend_key;
 use super::name::{ChainName, Class, Group, MOST_SLOTS, ServiceSet};
-use super::number::{MOST_NUMBERS, Numbers};
+use super::number::{MOST_NUMBERS, Numbers, Owner};
 use super::source_range;
 use denizen_model::{Protocol, SessionAffinity};
 use denizen_nft::{Data, Delta, Element, Value, comment_text, endpoint};
@@ -164,6 +164,11 @@ impl FrontendState {
         let endpoints: Vec<SocketAddr> = sides.collect::<BTreeSet<_>>().into_iter().collect();
         let numbers = numbers.of(&(self.owner.clone(), protocol), &endpoints);
         self.numbers = endpoints.into_iter().zip(numbers).collect();
+    }
+
+    /// With session affinity: whose numbers the endpoints have.
+    pub fn number_owner(&self, key: &FrontendKey) -> Option<Owner> {
+        self.affinity.map(|_| (self.owner.clone(), key.protocol))
     }
 
     /// The classes that the frontend's elements refer to and, with session affinity, the plain

@@ -125,6 +125,12 @@ impl Table {
         let wanted = frontend.map(|frontend| lower(frontend, now.as_ref(), &mut self.numbers));
         FrontendState::change(now.as_ref(), wanted.as_ref(), &key, delta);
         self.count_cluster_ip(&key, now.as_ref(), wanted.as_ref(), delta);
+        if let Some(owner) = wanted.as_ref().and_then(|wanted| wanted.number_owner(&key)) {
+            self.numbers.hold(&owner);
+        }
+        if let Some(owner) = now.as_ref().and_then(|now| now.number_owner(&key)) {
+            self.numbers.release(owner);
+        }
         for class in wanted.iter().flat_map(|wanted| wanted.classes(&key)) {
             self.use_class(class, delta);
         }

@@ -1,14 +1,16 @@
-//! What services with session affinity leave behind.
+//! What services with session affinity leave behind, and whose clients are remembered apart.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::super::name::ServiceTable;
+use super::super::element::protocol_and_number;
+use super::super::name::{ServiceSet, ServiceTable};
 use super::super::table::Table;
 use super::super::table_config::TableConfig;
 use super::slots::{frontend, key};
 use super::with_addresses_routed_here;
-use denizen_model::{Family, SessionAffinity};
-use denizen_nft::{Content, Delta, Keeper, Kernel, Structure};
+use denizen_model::{Family, ServiceName, SessionAffinity};
+use denizen_nft::{Content, Delta, Element, Keeper, Kernel, Structure, Value, read_endpoint};
 use denizen_plan::{Endpoint, Endpoints, Frontend, FrontendAddress, FrontendKey, Outcome};
 
 /// Cluster IPs of one family.
@@ -101,5 +103,65 @@ fn a_class_stays_while_any_service_uses_it() {
         let mut delta = Delta::default();
         assert_eq!(change(second, None, &mut delta), chains);
         assert!(delta.left_over.is_empty(), "{family}: {delta:?}");
+    }
+}
+
+/// A service of two ports whose names are longer than a comment.
+fn long_names(family: Family) -> [Frontend; 2] {
+    let ports = ["http", "admin"].into_iter().zip(cluster_ips(family));
+    let ports = ports.map(|(port, address)| {
+        let mut made = sticky(key(address), 300);
+        made.service_port.service = ServiceName::new(&"n".repeat(63), &"s".repeat(63));
+        made.service_port.port = port.into();
+        made
+    });
+    ports.collect::<Vec<_>>().try_into().unwrap()
+}
+
+/// The number of each endpoint of a frontend, as the kernel gets it.
+fn numbered(table: &mut Table, frontend: &Frontend) -> BTreeMap<u32, Element> {
+    let mut delta = Delta::default();
+    table.change_frontend(frontend.key, Some(frontend), &mut delta);
+    let set = ServiceSet::AffinityEndpoints.declared(table.table_family);
+    let of_set = delta.add.into_iter().filter(|element| element.set == set.id);
+    let family = frontend.key.family();
+    of_set
+        .map(|element| (protocol_and_number(family, &set, &element.key).unwrap().1, element))
+        .collect()
+}
+
+#[test]
+fn ports_of_one_service_are_remembered_apart_however_long_the_names_are() {
+    for family in Family::BOTH {
+        let [http, admin] = long_names(family);
+        let mut before = table(family);
+        let [of_http, of_admin] = [&http, &admin].map(|port| numbered(&mut before, port));
+        assert_eq!((of_http.len(), of_admin.len()), (3, 3));
+        assert!(of_http.keys().all(|number| !of_admin.contains_key(number)), "{of_http:?}");
+        // A restarted agent has only what the kernel has.
+        let mut after = table(family);
+        for (number, element) in of_http.iter().chain(&of_admin) {
+            let Value::Data(data) = &element.value else { panic!("{element:?}") };
+            let endpoint = read_endpoint(family, data).unwrap();
+            let owner = (element.comment.clone().unwrap(), http.key.protocol);
+            after.restore_number(owner, endpoint.into(), *number);
+        }
+        assert_eq!([&admin, &http].map(|port| numbered(&mut after, port)), [of_admin, of_http]);
+    }
+}
+
+#[test]
+fn a_service_port_that_comes_and_goes_never_gets_anothers_number() {
+    for family in Family::BOTH {
+        let [living, other] = cluster_ips(family).map(|address| sticky(key(address), 300));
+        let mut table = table(family);
+        let of_living = numbered(&mut table, &living);
+        for n in 0..70_000 {
+            let mut other = other.clone();
+            other.service_port.port = n.to_string().into();
+            let of_other = numbered(&mut table, &other);
+            assert!(of_other.keys().all(|number| !of_living.contains_key(number)), "{n}");
+            table.change_frontend(other.key, None, &mut Delta::default());
+        }
     }
 }
