@@ -34,6 +34,8 @@ pub enum NoticeReason {
     RouteRejected,
     /// A Service asks for an address that the operator permits to no Service.
     AddressNotPermitted,
+    /// A Service has too many external IPs and load balancer IPs for its number of ports.
+    TooManyAddresses,
     /// A host port is not served as a pod asks for it.
     HostPortConflict,
     /// An address that a Service or a pod should have announced is not announced.
@@ -65,6 +67,7 @@ impl NoticeReason {
             Self::SamePriority => "SamePriority",
             Self::RouteRejected => "RouteRejected",
             Self::AddressNotPermitted => "AddressNotPermitted",
+            Self::TooManyAddresses => "TooManyAddresses",
             Self::HostPortConflict => "HostPortConflict",
             Self::NotAnnounced => "NotAnnounced",
             Self::SharedAddress => "SharedAddress",
@@ -80,7 +83,7 @@ impl NoticeReason {
                 "Enforce"
             }
             Self::RouteRejected => "Route",
-            Self::AddressNotPermitted => "Serve",
+            Self::AddressNotPermitted | Self::TooManyAddresses => "Serve",
             Self::HostPortConflict => "ServeHostPort",
             Self::NotAnnounced | Self::SharedAddress => "Announce",
         }
@@ -98,6 +101,7 @@ impl NoticeReason {
             | Self::SamePriority
             | Self::RouteRejected
             | Self::AddressNotPermitted
+            | Self::TooManyAddresses
             | Self::HostPortConflict
             | Self::NotAnnounced
             | Self::SharedAddress => "Warning",

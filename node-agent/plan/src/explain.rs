@@ -267,6 +267,10 @@ impl<'a> PacketPath<'a> {
                 format!("{to} is left alone: it is {} {kind} of {service}", words::article(kind));
             self.step(what, words::not_permitted(kind));
             PacketVerdict::Untouched
+        } else if let Some(service) = self.context.services.left_out(destination) {
+            let what = format!("{to} is left alone: it is one of too many addresses of {service}");
+            self.step(what, words::TOO_MANY_ADDRESSES);
+            PacketVerdict::Untouched
         } else if self.is_answered(destination) {
             self.step(format!("{to} is refused"), words::unused(self.context.packet.transport));
             PacketVerdict::Reject

@@ -1,6 +1,7 @@
 //! What happens to connections to each frontend of each service.
 
 mod decide;
+mod external_addresses;
 mod frontend;
 mod health_check;
 mod outcome;

@@ -211,6 +211,38 @@ fn an_address_outside_the_permitted_ranges_is_an_event_and_never_in_the_kernel()
     until_no_error(&agent)
 }
 
+/// An object of a few kilobytes would have hundreds of thousands of frontends.
+#[test]
+fn too_many_addresses_of_a_service_are_an_event_and_never_in_the_kernel() -> Result<()> {
+    let context = ApiContext::own("kube-too-many")?;
+    context.put_node()?;
+    let mut service = manifest::service("large", &service_ips(12), &HTTP);
+    let ports = (1..=400).map(|n| json!({ "name": format!("p{n}"), "port": n, "protocol": "TCP" }));
+    service["spec"]["ports"] = ports.collect();
+    let addresses = |most| (1..=most).map(|n| json!(format!("198.51.100.{n}"))).collect::<Value>();
+    service["spec"]["externalIPs"] = addresses(30);
+    context.api.put(&service)?;
+    let agent = context.start_agent()?;
+    let event = until_event(&context, "TooManyAddresses")?;
+    assert_eq!(
+        (&event["regarding"]["kind"], &event["regarding"]["name"], &event["type"]),
+        (&json!("Service"), &json!("large"), &json!("Warning"))
+    );
+    let text = "Service default/large: for its number of ports it has too many external IPs and load \
+                balancer IPs: 20 are served, 10 are not";
+    assert_eq!(event["note"], text);
+    until_error(&agent, text)?;
+    let here = &context.fixture.cluster.world.node;
+    let rules = || here.output("nft", &["list", "map", "ip", "denizen", "services"]);
+    let rules = observed("the others are served", TIMEOUT, rules, |rules| {
+        rules.contains("198.51.100.20 . tcp . 400 ")
+    })?;
+    assert!(!rules.contains("198.51.100.21 "), "{rules}");
+    service["spec"]["externalIPs"] = addresses(20);
+    context.api.put(&service)?;
+    until_no_error(&agent)
+}
+
 /// Both are named, once; a third with another priority is not.
 #[test]
 fn policies_of_one_priority_about_one_pod_are_events() -> Result<()> {

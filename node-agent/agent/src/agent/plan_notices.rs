@@ -18,17 +18,27 @@ impl PlanNotices {
         Self { send, ties: BTreeSet::new() }
     }
 
-    /// Sends events about what is new: addresses that no Service may have, host ports that another
+    /// Sends events about what is new: addresses that no Service may have, or that are too many for
+    /// one Service, host ports that another
     /// pod already has, and ClusterNetworkPolicies that select the same pod with the same priority.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         for remark in &changes.remarks {
-            if let Remark::NotPermitted { service, .. } = remark {
-                (self.send)(Notice {
-                    about: NoticeSubject::Service(service.clone()),
-                    reason: NoticeReason::AddressNotPermitted,
-                    text: remark.to_string(),
-                });
-            }
+            let (service, reason) = match remark {
+                Remark::NotPermitted { service, .. } => {
+                    (service, NoticeReason::AddressNotPermitted)
+                }
+                Remark::TooManyAddresses { service, .. } => {
+                    (service, NoticeReason::TooManyAddresses)
+                }
+                Remark::OpenFamily { .. }
+                | Remark::OwnAddress { .. }
+                | Remark::OwnRange { .. }
+                | Remark::ShadowedCheck { .. }
+                | Remark::UnknownScheduler { .. }
+                | Remark::UnknownSchedulerFlag { .. } => continue,
+            };
+            let about = NoticeSubject::Service(service.clone());
+            (self.send)(Notice { about, reason, text: remark.to_string() });
         }
         for remark in changes.host_ports.remarks.iter().filter(|remark| remark.is_warning()) {
             (self.send)(Notice {

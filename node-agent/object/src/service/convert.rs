@@ -121,10 +121,10 @@ fn cluster_ips(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
 }
 
 fn external_ips(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<IpAddr> {
-    let mut addresses = Vec::new();
+    let (mut addresses, mut known) = (Vec::new(), HashSet::new());
     for (index, text) in elements(spec.external_ips.as_ref()).iter().enumerate() {
         match usable_address(text) {
-            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(address) if known.insert(address) => addresses.push(address),
             Ok(_) => {}
             Err(problem) => notes.warn(format_args!("spec.externalIPs[{index}]"), text, problem),
         }
@@ -158,17 +158,18 @@ fn load_balancer_ips(
     notes: &mut Notes<'_>,
 ) -> [Vec<IpAddr>; 2] {
     let ingress = status.and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
-    let (mut arriving, mut proxied) = (Vec::new(), Vec::new());
+    let (mut arriving, mut proxied) = Default::default();
     for (index, entry) in elements(ingress).iter().enumerate() {
         let Some(text) = entry.ip.as_deref().filter(|text| !text.is_empty()) else {
             continue;
         };
-        let addresses = match entry.ip_mode.as_deref() {
+        let (addresses, known): &mut (Vec<IpAddr>, HashSet<IpAddr>) = match entry.ip_mode.as_deref()
+        {
             None | Some("" | "VIP") => &mut arriving,
             Some(_) => &mut proxied,
         };
         match usable_address(text) {
-            Ok(address) if !addresses.contains(&address) => addresses.push(address),
+            Ok(address) if known.insert(address) => addresses.push(address),
             Ok(_) => {}
             Err(problem) => {
                 let field = format_args!("status.loadBalancer.ingress[{index}].ip");
@@ -176,7 +177,7 @@ fn load_balancer_ips(
             }
         }
     }
-    [arriving, proxied]
+    [arriving, proxied].map(|(addresses, _)| addresses)
 }
 
 fn ports(spec: &ServiceSpec<'_>, notes: &mut Notes<'_>) -> Vec<denizen_model::ServicePort> {

@@ -18,6 +18,8 @@ pub enum WithheldReason {
     OutsideRanges,
     /// The ranges of this flag do not permit it to services.
     NotPermitted(&'static str),
+    /// The service has too many external IPs and load balancer IPs for its number of ports.
+    TooManyAddresses,
     /// The configured maximum, this number, is reached.
     OverLimit(usize),
     /// The backend could not program its rules.
@@ -85,6 +87,7 @@ impl WithheldReason {
             Self::Forbidden(_) => "forbidden",
             Self::OutsideRanges => "outside-ranges",
             Self::NotPermitted(_) => "not-permitted",
+            Self::TooManyAddresses => "too-many-addresses",
             Self::OverLimit(_) => "over-limit",
             Self::RulesRefused => "rules-refused",
             Self::NotDeliveredHere => "not-delivered-here",
@@ -106,6 +109,7 @@ impl WithheldReason {
             Self::Forbidden(_)
             | Self::OutsideRanges
             | Self::NotPermitted(_)
+            | Self::TooManyAddresses
             | Self::OverLimit(_)
             | Self::RulesRefused
             | Self::NotDeliveredHere => true,
@@ -127,6 +131,9 @@ impl fmt::Display for WithheldReason {
             Self::Forbidden(forbidden) => forbidden.fmt(f),
             Self::OutsideRanges => write!(f, "--announce-ranges does not contain it"),
             Self::NotPermitted(flag) => write!(f, "it is not served: {flag} does not contain it"),
+            Self::TooManyAddresses => {
+                write!(f, "it is not served: the Service has too many addresses for its ports")
+            }
             Self::OverLimit(most) => write!(f, "there are more than {most} announcements"),
             Self::RulesRefused => write!(f, "the rules of its ports could not be programmed"),
             Self::NotDeliveredHere => {

@@ -66,7 +66,10 @@ impl<'a> ServiceAnnouncer<'a> {
             let Some(class) = AnnouncementClass::of(kind) else { continue };
             for address in addresses {
                 let verdict = self.decide(service, kind, class, *address).map_err(withheld);
-                let dropped = self.dropped(service, *address);
+                let dropped = match &verdict {
+                    Err(Withheld { reason: WithheldReason::TooManyAddresses, .. }) => Vec::new(),
+                    Ok(_) | Err(_) => self.dropped(service, *address),
+                };
                 found.push(PrefixClaim { dropped, ..PrefixClaim::of((*address).into(), verdict) });
             }
         }
@@ -120,6 +123,10 @@ impl<'a> ServiceAnnouncer<'a> {
         }
         if !self.by.plan.policy().settings.permitted.permit(kind, address) {
             return Err(WithheldReason::NotPermitted(PermittedRanges::flag(kind)));
+        }
+        let services = self.by.plan.services();
+        if services.is_some_and(|services| services.leaves_out(&service.name, address)) {
+            return Err(WithheldReason::TooManyAddresses);
         }
         if service.opts_out {
             return Err(WithheldReason::OptedOut);

@@ -434,3 +434,14 @@ fn of_too_many_the_oldest_stay() {
     assert_eq!(many.decision("10.9.0.5"), Err("over-limit"));
     assert_eq!(many.decision("10.9.0.7"), Ok(102));
 }
+
+#[test]
+fn an_address_that_is_left_out_of_too_many_is_not_announced() {
+    let mut world = world();
+    let port = |n: u16| service_port(&format!("p{n}"), denizen_model::Protocol::Tcp, n, None);
+    let many = &mut world.services[0];
+    many.ports.extend((1000..1399).map(port));
+    many.load_balancer_ips = (1..=30).map(|n| ip(&format!("203.0.113.{n}"))).collect();
+    assert!(world.decision("203.0.113.20").is_ok());
+    assert_eq!(world.decision("203.0.113.21"), Err("too-many-addresses"));
+}

@@ -48,6 +48,8 @@ pub(super) const OPEN_FAMILY: &str = "spec.loadBalancerSourceRanges restrict eac
      its own ranges alone, as in kube-proxy";
 pub(super) const OWN_ADDRESS: &str = "the address is the node's own; serving it as a cluster IP \
      would take it away from the node";
+pub(super) const TOO_MANY_ADDRESSES: &str = "each external IP and load balancer IP has a frontend \
+     for each port, and their number is limited";
 pub(super) fn not_permitted(kind: FrontendKind) -> String {
     format!(
         "it is in no range of {}, which names those that are served",

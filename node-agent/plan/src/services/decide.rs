@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::external_addresses::ExternalAddresses;
 use super::frontend::{Frontend, FrontendAddress, FrontendKey, FrontendKind, Masquerade};
 use super::outcome::{Endpoints, Outcome};
 use super::permitted::PermittedRanges;
@@ -43,6 +44,7 @@ pub fn frontends(
     slices: &[&Slice],
 ) -> Vec<Frontend> {
     let here = location(settings, node);
+    let external = ExternalAddresses::of(service, &settings.permitted).served;
     let mut found = Vec::new();
     for family in Family::BOTH {
         // A service that has no cluster IP of a family does not exist in it.
@@ -52,11 +54,10 @@ pub fn frontends(
         for port in &service.ports {
             let selection = select(port, family, slices.iter().copied(), here);
             let decided = SelectedPort { settings, node, service, port, family, selection };
-            found.extend(decided.frontends());
+            found.extend(decided.frontends(&external));
         }
     }
-    // One address may be named twice, as a load balancer IP and as an external IP: it is one
-    // frontend.
+    // An external address may be the cluster IP too: it is one frontend.
     found.sort_by(|a, b| (a.key, a.rank()).cmp(&(b.key, b.rank())));
     found.dedup_by_key(|frontend| frontend.key);
     found
@@ -81,24 +82,17 @@ struct SelectedPort<'a> {
 }
 
 impl SelectedPort<'_> {
-    fn frontends(&self) -> Vec<Frontend> {
-        let service = self.service;
-        let at = |kind, ips: &[IpAddr]| -> Vec<_> {
-            let ours = ips.iter().filter(|ip| family_of(**ip) == self.family);
-            let ours = ours.filter(|ip| self.settings.permitted.permit(kind, **ip));
-            ours.map(|ip| self.frontend(kind, FrontendAddress::Ip(*ip), self.port.port)).collect()
-        };
+    fn frontends(&self, external: &[(FrontendKind, IpAddr)]) -> impl Iterator<Item = Frontend> {
+        let cluster_ips = self.service.cluster_ips.iter().map(|ip| (FrontendKind::ClusterIp, *ip));
+        let ours = cluster_ips
+            .chain(external.iter().copied())
+            .filter(|(_, ip)| family_of(*ip) == self.family)
+            .map(|(kind, ip)| self.frontend(kind, FrontendAddress::Ip(ip), self.port.port));
         let node_port = self.port.node_port.map(|port| {
             let address = FrontendAddress::Node(self.family);
             self.frontend(FrontendKind::NodePort, address, port)
         });
-        [
-            at(FrontendKind::ClusterIp, &service.cluster_ips),
-            Vec::from_iter(node_port),
-            at(FrontendKind::LoadBalancerIp, &service.load_balancer_ips),
-            at(FrontendKind::ExternalIp, &service.external_ips),
-        ]
-        .concat()
+        ours.chain(node_port)
     }
 
     fn frontend(&self, kind: FrontendKind, address: FrontendAddress, port: NonZeroU16) -> Frontend {

@@ -1,5 +1,6 @@
 //! Services that are not served as their objects say.
 
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
+use super::external_addresses::ExternalAddresses;
 use super::frontend::{FrontendKey, FrontendKind};
 use super::permitted::PermittedRanges;
 use super::plan_inputs::PlanInputs;
@@ -32,6 +34,15 @@ pub enum Remark {
     /// An external IP or a load balancer IP is outside the ranges that the operator permits. It is
     /// not served.
     NotPermitted { service: ServiceName, kind: FrontendKind, address: IpAddr },
+    /// A service has so many external IPs and load balancer IPs, and so many ports, that some of
+    /// the addresses are not served.
+    TooManyAddresses {
+        service: ServiceName,
+        /// How many of them are served.
+        served: usize,
+        /// Those that are not.
+        left_out: BTreeSet<IpAddr>,
+    },
     /// A ServiceCIDR has one of the node's own addresses in it. Its unallocated addresses are left
     /// alone: the node would lose its own.
     OwnRange {
@@ -71,6 +82,7 @@ impl Remark {
             Self::OpenFamily { .. } => false,
             Self::OwnAddress { .. }
             | Self::NotPermitted { .. }
+            | Self::TooManyAddresses { .. }
             | Self::OwnRange { .. }
             | Self::ShadowedCheck { .. }
             | Self::UnknownScheduler { .. }
@@ -95,6 +107,12 @@ impl fmt::Display for Remark {
                 f,
                 "Service {service}: its {kind} {address} is in no range of {}: not served",
                 PermittedRanges::flag(*kind)
+            ),
+            Self::TooManyAddresses { service, served, left_out } => write!(
+                f,
+                "Service {service}: for its number of ports it has too many external IPs and load \
+                 balancer IPs: {served} are served, {} are not",
+                left_out.len()
             ),
             Self::OwnRange { range, address } => write!(
                 f,
@@ -135,7 +153,14 @@ pub(super) fn remarks(service: &Service, by: PlanInputs<'_>) -> Vec<Remark> {
     let refused = refused(service, &by.settings.permitted);
     let refused =
         refused.map(|(kind, address)| Remark::NotPermitted { service: name(), kind, address });
-    taken.chain(refused).chain(open).chain(scheduler).chain(flag).collect()
+    let ExternalAddresses { served, left_out } =
+        ExternalAddresses::of(service, &by.settings.permitted);
+    let too_many = (!left_out.is_empty()).then(|| Remark::TooManyAddresses {
+        service: name(),
+        served: served.len(),
+        left_out,
+    });
+    taken.chain(refused).chain(too_many).chain(open).chain(scheduler).chain(flag).collect()
 }
 
 /// The addresses of a service that are not served, because the operator does not permit them. An
@@ -148,8 +173,8 @@ fn refused<'a>(
     let balanced = service.load_balancer_ips.iter().map(|ip| (FrontendKind::LoadBalancerIp, *ip));
     let (served, refused): (Vec<_>, Vec<_>) =
         external.chain(balanced).partition(|(kind, ip)| permitted.permit(*kind, *ip));
-    let is_served = move |address: &IpAddr| served.iter().any(|(_, ip)| ip == address);
-    refused.into_iter().filter(move |(_, address)| !is_served(address))
+    let served: HashSet<IpAddr> = served.into_iter().map(|(_, ip)| ip).collect();
+    refused.into_iter().filter(move |(_, address)| !served.contains(address))
 }
 
 /// Whether the source ranges restrict the other family but not load balancer IPs of this one.

@@ -92,6 +92,7 @@ impl ServicePlan {
             Remark::OwnAddress { service, address: ip } if *ip == address => Some(service),
             Remark::OwnAddress { .. }
             | Remark::NotPermitted { .. }
+            | Remark::TooManyAddresses { .. }
             | Remark::OpenFamily { .. }
             | Remark::OwnRange { .. }
             | Remark::ShadowedCheck { .. }
@@ -107,6 +108,18 @@ impl ServicePlan {
                 return None;
             };
             (*rejected == address).then_some((service, *kind))
+        })
+    }
+
+    /// A service that has this address beside too many others, so that it is not served.
+    pub fn left_out(&self, address: IpAddr) -> Option<&ServiceName> {
+        self.remarks.keys().find(|service| self.leaves_out(service, address))
+    }
+
+    /// Whether this address of a service is not served, because the service has too many.
+    pub fn leaves_out(&self, service: &ServiceName, address: IpAddr) -> bool {
+        self.remarks.get(service).into_iter().flatten().any(|remark| {
+            matches!(remark, Remark::TooManyAddresses { left_out, .. } if left_out.contains(&address))
         })
     }
 

@@ -1,7 +1,9 @@
+use std::net::IpAddr;
+
 use crate::fixture::*;
 use crate::{FrontendKind, Planner, Remark, ServicePlan};
 use denizen_fixture::*;
-use denizen_model::{Event, Listing, NodeAddress, Service, SourceRanges};
+use denizen_model::{Event, Listing, NodeAddress, Protocol, Service, SourceRanges};
 
 struct RemarksWorld {
     planner: Planner,
@@ -45,7 +47,7 @@ fn event(service: Service) -> Event {
 /// A service with these addresses everywhere.
 fn everywhere(at: &str) -> Service {
     Service {
-        ports: vec![service_port("http", denizen_model::Protocol::Tcp, 80, Some(30080))],
+        ports: vec![service_port("http", Protocol::Tcp, 80, Some(30080))],
         external_ips: vec![ip(at)],
         load_balancer_ips: vec![ip(at)],
         ..service("web", &[at])
@@ -155,4 +157,69 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
         let changed = Service { created: "2026-01-01T00:00:00Z".into(), ..service };
         assert_eq!(world.tell(vec![event(changed)]), [], "{ranges:?}: reported once");
     }
+}
+
+/// A service with this many ports, external IPs and load balancer IPs, in turn of both families.
+fn large(ports: u16, external: u16, balanced: u16) -> Service {
+    let addresses = |count: u16, v4: [u8; 2], v6: u16| {
+        let address = |n: u16| match n % 2 {
+            0 => IpAddr::from([v4[0], v4[1], (n >> 8) as u8, n as u8]),
+            _ => IpAddr::from([0x2001, 0xdb8, v6, 0, 0, 0, 0, n]),
+        };
+        (0..count).map(address).collect::<Vec<_>>()
+    };
+    let port = |n: u16| service_port(&format!("p{n}"), Protocol::Tcp, n, None);
+    Service {
+        ports: (1..=ports).map(port).collect(),
+        external_ips: addresses(external, [198, 18], 1),
+        load_balancer_ips: addresses(balanced, [203, 0], 2),
+        ..service("large", &["10.96.0.10", "fd00:96::10"])
+    }
+}
+
+#[test]
+fn one_service_has_a_limited_number_of_frontends() {
+    // Frontends at cluster IPs, load balancer IPs and external IPs.
+    let cases = [
+        ("one port, many addresses", large(1, 4000, 4000), [2, 4000, 4000]),
+        ("many ports", large(2000, 2, 2), [4000, 4000, 4000]),
+        ("very many ports", large(20_000, 2, 2), [40_000, 40_000, 40_000]),
+        ("both", large(400, 400, 0), [800, 0, 8000]),
+        ("load balancer IPs come first", large(400, 400, 15), [800, 6000, 2000]),
+        ("only load balancer IPs", large(400, 400, 400), [800, 8000, 0]),
+        ("a thousand of each", large(1000, 1000, 1000), [2000, 8000, 0]),
+    ];
+    for (name, large, expected) in cases {
+        let addresses = large.external_ips.len() + large.load_balancer_ips.len();
+        let ports = large.ports.len();
+        let (world, remarks) = RemarksWorld::of(vec![event(large)]);
+        let kinds =
+            [FrontendKind::ClusterIp, FrontendKind::LoadBalancerIp, FrontendKind::ExternalIp];
+        let count = |kind| world.plan().frontends().filter(|f| f.kind == kind).count();
+        assert_eq!(kinds.map(count), expected, "{name}");
+        let served = (expected[1] + expected[2]) / ports;
+        let left_out = match &remarks[..] {
+            [] => 0,
+            [Remark::TooManyAddresses { left_out, served: said, .. }] if *said == served => {
+                assert!(left_out.iter().all(|ip| world.plan().left_out(*ip).is_some()), "{name}");
+                left_out.len()
+            }
+            others => panic!("{name}: {others:?}"),
+        };
+        assert_eq!(served + left_out, addresses, "{name}");
+    }
+}
+
+#[test]
+fn addresses_that_were_too_many_are_served_when_there_is_room() {
+    let (mut world, remarks) = RemarksWorld::of(vec![event(large(400, 400, 0))]);
+    assert_eq!(remarks.len(), 1);
+    let text = remarks[0].to_string();
+    assert!(text.ends_with("20 are served, 380 are not"), "{text}");
+    assert!(remarks[0].is_error());
+    assert_eq!(world.tell(vec![event(large(400, 20, 0))]), []);
+    assert_eq!(world.plan().remarks().count(), 0);
+    assert_eq!(world.plan().frontends().count(), 800 + 8000);
+    assert_eq!(world.tell(vec![event(large(1, 400, 0))]), []);
+    assert_eq!(world.plan().frontends().count(), 2 + 400);
 }

@@ -156,6 +156,7 @@ fn event_name(name: &str, notice: &Notice, now: Timestamp) -> String {
         | NoticeReason::NotAnnounced => format!("{:x}", now.as_nanosecond()),
         NoticeReason::InvalidNetworkPolicy
         | NoticeReason::AddressNotPermitted
+        | NoticeReason::TooManyAddresses
         | NoticeReason::InvalidClusterNetworkPolicy
         | NoticeReason::SamePriority
         | NoticeReason::SharedAddress => {

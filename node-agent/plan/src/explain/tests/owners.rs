@@ -101,6 +101,27 @@ fn an_address_outside_the_permitted_ranges_is_left_alone() {
 }
 
 #[test]
+fn an_address_that_is_one_of_too_many_is_left_alone() {
+    let mut planner = planner(Detector::PodState, false);
+    let port = |n: u16| service_port(&format!("p{n}"), denizen_model::Protocol::Tcp, n, None);
+    let many = Service {
+        external_ips: (1..=30).map(|n| ip(&format!("203.0.113.{n}"))).collect(),
+        ports: (1..=400).map(port).collect(),
+        ..service("many", &["10.96.0.60"])
+    };
+    planner.apply(vec![service_event(many)]);
+    planner.update();
+    for (address, verdict) in
+        [("203.0.113.20:80", PacketVerdict::Reject), ("203.0.113.21:80", PacketVerdict::Untouched)]
+    {
+        let explanation = explained(&planner, &packet("198.51.100.2", address));
+        assert_eq!(explanation.verdict, verdict, "{address}: {explanation}");
+        let names_it = explanation.to_string().contains("too many addresses of default/many");
+        assert_eq!(names_it, verdict == PacketVerdict::Untouched, "{explanation}");
+    }
+}
+
+#[test]
 fn no_control_character_of_a_name_is_printed() {
     let mut planner = planner(Detector::PodState, false);
     let name = "web\u{1b}[2J\r\n=> forwarded, source kept\u{9b}";
