@@ -95,7 +95,7 @@ impl Delta {
         }
     }
 
-    /// Writes the difference: chains, then removals, then additions, then chains that are left over.
+    /// Writes the difference: chains, removals, additions, and chains that are left over.
     pub fn write(&self, batch: &mut Batch, schema: &Schema) {
         batch.add_chains(schema.name, &self.chains);
         batch.delete_elements(schema, &self.delete);

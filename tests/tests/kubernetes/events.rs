@@ -228,8 +228,8 @@ fn too_many_addresses_of_a_service_are_an_event_and_never_in_the_kernel() -> Res
         (&event["regarding"]["kind"], &event["regarding"]["name"], &event["type"]),
         (&json!("Service"), &json!("large"), &json!("Warning"))
     );
-    let text = "Service default/large: for its number of ports it has too many external IPs and load \
-                balancer IPs: 20 are served, 10 are not";
+    let text = "Service default/large: for its number of ports it has too many external IPs and \
+                load balancer IPs: 20 are served, 10 are not";
     assert_eq!(event["note"], text);
     until_error(&agent, text)?;
     let here = &context.fixture.cluster.world.node;

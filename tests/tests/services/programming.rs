@@ -16,8 +16,8 @@ use crate::context::{AgentContext, HTTP};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Kernels before 6.2 refuse to remove a chain in the transaction that removes the last element
-/// that leads to it. So chains of session affinity go by a later transaction, and all others stay: they
-/// are for kinds of services, and do not grow in number.
+/// that leads to it. So chains of session affinity go by a later transaction, and all others
+/// stay: they are for kinds of services, and do not grow in number.
 #[test]
 fn no_chain_goes_with_the_elements_that_led_to_it() -> Result<()> {
     let context = AgentContext::new("nft-chains", &[], |fixture| {

@@ -119,7 +119,8 @@ impl ServicePlan {
     /// Whether this address of a service is not served, because the service has too many.
     pub fn leaves_out(&self, service: &ServiceName, address: IpAddr) -> bool {
         self.remarks.get(service).into_iter().flatten().any(|remark| {
-            matches!(remark, Remark::TooManyAddresses { left_out, .. } if left_out.contains(&address))
+            let Remark::TooManyAddresses { left_out, .. } = remark else { return false };
+            left_out.contains(&address)
         })
     }
 
