@@ -148,6 +148,10 @@ impl<'a> StaleFilter<'a> {
                 || at_node && self.candidates.is_frontend(&node_port);
             return was_ours && entry.is_translated();
         }
+        if claims[0].is_some_and(|claim| !claim.permits(entry.source.ip())) {
+            // The rules drop only a flow's first packet: the others would go on to the endpoint.
+            return true;
+        }
         if claimed.clone().any(|claim| self.serves(claim, world, entry.reply_source)) {
             return false;
         }

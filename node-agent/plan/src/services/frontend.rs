@@ -99,8 +99,8 @@ pub struct Frontend {
     pub service_port: ServicePortName,
     /// The policy that applies at this frontend.
     pub policy: TrafficPolicy,
-    /// The sources that may use it (`loadBalancerSourceRanges` of the frontend's family); `None` if
-    /// all may. Packets of other sources are dropped.
+    /// The sources that may use it (`loadBalancerSourceRanges` of the frontend's family), sorted
+    /// and without overlaps; `None` if all may. Packets of other sources are dropped.
     pub sources: Option<Arc<[IpNetwork]>>,
     /// What happens to connections. If [`Self::outside`] is set: to those of this node and its
     /// pods.
@@ -116,6 +116,14 @@ pub struct Frontend {
 }
 
 impl Frontend {
+    /// Whether a source may use it.
+    pub fn permits(&self, source: IpAddr) -> bool {
+        self.sources.as_ref().is_none_or(|sources| {
+            let behind = sources.partition_point(|range| range.network() <= source);
+            behind.checked_sub(1).is_some_and(|last| sources[last].contains(source))
+        })
+    }
+
     /// Claims on one frontend sort by this; the smallest wins. A total order of facts alone, so
     /// that every node and every restart names the same winner.
     pub fn rank(&self) -> impl Ord + '_ {

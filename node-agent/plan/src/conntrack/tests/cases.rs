@@ -174,6 +174,42 @@ fn a_changed_traffic_policy_ends_no_flow() {
     assert_eq!(flushed(&tracked, &candidates, &[flow, away]), []);
 }
 
+/// Only the first packet of a flow meets the rule that restricts the sources.
+#[test]
+fn flows_of_sources_that_are_no_longer_permitted_are_stale() {
+    let (mut tracked, _) = settled();
+    let mut balanced = Service {
+        load_balancer_ips: vec![ip("203.0.113.8"), ip("2001:db8::8")],
+        ..dns("dns", &["10.96.0.1", "fd00:96::1"])
+    };
+    candidates_after(&mut tracked, vec![service_is(&balanced)]);
+    balanced.source_ranges =
+        ["10.9.0.0/24", "10.8.0.0/16", "10.20.0.0/16", "fd00:9::/64"].map(range).to_vec().into();
+    let candidates = candidates_after(&mut tracked, vec![service_is(&balanced)]);
+    let (v4, v6) = ("203.0.113.8:53", "[2001:db8::8]:53");
+    let cases = [
+        ("in a range", "10.9.0.9:4000", v4, "10.1.0.1:5353", false),
+        ("in the last range", "10.20.255.255:4000", v4, "10.1.0.1:5353", false),
+        ("in no range", "10.9.1.9:4000", v4, "10.1.0.1:5353", true),
+        ("below every range", "10.7.255.255:4000", v4, "10.1.0.1:5353", true),
+        ("the node at the address itself", "203.0.113.8:4000", v4, "10.1.0.1:5353", true),
+        ("at the cluster IP", "10.9.1.9:4000", "10.96.0.1:53", "10.1.0.1:5353", false),
+        ("at the node port", "10.9.1.9:4000", "192.168.0.2:30053", "10.1.0.1:5353", false),
+        ("IPv6, in a range", "[fd00:9::9]:4000", v6, "[fd00::1]:5353", false),
+        ("IPv6, in no range", "[fd00:8::9]:4000", v6, "[fd00::1]:5353", true),
+    ];
+    for (name, source, destination, reply_source, stale) in cases {
+        for protocol in Protocol::ALL {
+            let entry = entry(protocol, source, destination, reply_source);
+            let found = flushed(&tracked, &candidates, &[entry]);
+            assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
+            let answered = TrackedFlow { is_unanswered_syn: false, ..entry };
+            let found = flushed(&tracked, &candidates, &[answered]);
+            assert_eq!(!found.is_empty(), stale && protocol != Protocol::Tcp, "{name}, answered");
+        }
+    }
+}
+
 #[test]
 fn changes_of_nothing_that_is_served_yield_no_candidates() {
     let (mut tracked, _) = settled();
