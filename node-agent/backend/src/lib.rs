@@ -8,6 +8,7 @@ pub mod host_ports;
 pub mod iptables;
 pub mod ipvs;
 pub mod kube_ipvs0;
+mod loopback;
 pub mod nftables;
 pub mod portmap;
 pub mod refusals;

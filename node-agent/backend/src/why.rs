@@ -32,6 +32,9 @@ pub enum Why {
     StillUntranslated,
     /// Node ports answer on the node's own addresses only.
     OwnAddress,
+    /// With node ports at every address of the node, the kernel is asked whether an address is the
+    /// node's own, and loopback is.
+    LoopbackUnserved,
     /// One lookup finds the service of a node port, on whichever address of the node.
     FindNodePort,
     /// Every packet enters the chain; it only handles those from outside to a service with policy
@@ -255,6 +258,7 @@ impl Why {
                 "behind the translation of every proxy: what nobody has translated"
             }
             Self::OwnAddress => "node ports answer on these addresses of the node",
+            Self::LoopbackUnserved => "loopback serves no node ports unless asked for",
             Self::FindNodePort => "protocol and port name the service",
             Self::AskLocalPolicy => "asks whether policy Local keeps the connection on this node",
             Self::PodsAreInside => "policy Local does not restrict local pods",

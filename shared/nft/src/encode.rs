@@ -378,6 +378,11 @@ impl Expressions<'_> {
                 w.put_u32(3, offset);
                 w.put_u32(4, length as u32);
             }),
+            Load::Route(result, flags) => self.expression("fib", |w| {
+                w.put_u32(1, register(word));
+                w.put_u32(2, result);
+                w.put_u32(3, flags);
+            }),
             Load::Random(below) => self.expression("numgen", |w| {
                 const RANDOM: u32 = 1;
                 w.put_u32(1, register(word));

@@ -76,6 +76,9 @@ pub enum Field {
     OriginalSource(Family),
     /// The address from which the connection's answers come.
     AnswerSource(Family),
+    /// What the routes say of the destination address (`fib daddr type`). In kernels without
+    /// `nft_fib`, there is no such field.
+    DestinationType,
     /// A random number below this one.
     Random(u32),
 }
@@ -96,6 +99,8 @@ pub(crate) enum Load {
     Connection(u32, Option<u8>),
     /// `enum nft_payload_bases`, and the offset behind it.
     Payload(u32, u32),
+    /// `NFTA_FIB_RESULT` and `NFTA_FIB_FLAGS`.
+    Route(u32, u32),
     /// `NFT_NG_RANDOM` below this number.
     Random(u32),
 }
@@ -109,6 +114,11 @@ const TRANSPORT_HEADER: u32 = 2;
 const ORIGINAL: Option<u8> = Some(0);
 const REPLY: Option<u8> = Some(1);
 
+/// `NFT_FIB_RESULT_ADDRTYPE`.
+const ADDRESS_TYPE: u32 = 3;
+/// `NFTA_FIB_F_DADDR`.
+const OF_DESTINATION: u32 = 1 << 1;
+
 impl Field {
     /// [`Self::PacketType`] of a frame for this machine. A frame that a bridge forwards from port
     /// to port has a fourth type: it is for another machine.
@@ -117,6 +127,9 @@ impl Field {
     pub const BROADCAST: u8 = 1;
     /// [`Self::PacketType`] of a frame for a group of stations.
     pub const MULTICAST: u8 = 2;
+
+    /// [`Self::DestinationType`] of an address of this machine (`RTN_LOCAL`).
+    pub const LOCAL: u32 = 2;
 
     /// [`Self::EtherType`] of frames that carry ARP.
     pub(crate) const ARP: u16 = 0x0806;
@@ -160,6 +173,7 @@ impl Field {
             | Self::ConnectionState
             | Self::ConnectionStatus
             | Self::ConnectionMark
+            | Self::DestinationType
             | Self::Random(_) => 4,
         }
     }
@@ -212,6 +226,7 @@ impl Field {
             | Self::ConnectionState
             | Self::ConnectionStatus
             | Self::ConnectionMark
+            | Self::DestinationType
             | Self::Random(_) => None,
         }
     }
@@ -253,6 +268,7 @@ impl Field {
             Self::OriginalSource(Family::V6) => Load::Connection(21, ORIGINAL),
             Self::AnswerSource(Family::V4) => Load::Connection(19, REPLY),
             Self::AnswerSource(Family::V6) => Load::Connection(21, REPLY),
+            Self::DestinationType => Load::Route(ADDRESS_TYPE, OF_DESTINATION),
             Self::Random(below) => Load::Random(below),
         }
     }
@@ -289,6 +305,7 @@ impl Field {
             | Self::ConnectionState
             | Self::ConnectionStatus
             | Self::ConnectionMark
+            | Self::DestinationType
             | Self::Random(_) => ByteOrder::Host,
         }
     }
@@ -320,6 +337,7 @@ impl Field {
             Self::ConnectionStatus => (28, "ct_status"),
             Self::Icmpv6Type => (29, "icmpv6_type"),
             Self::PacketType => (31, "pkt_type"),
+            Self::DestinationType => (38, "fib_addrtype"),
             Self::InputInterface | Self::OutputInterface | Self::InputKind => (41, "ifname"),
         }
     }
@@ -331,6 +349,7 @@ impl Field {
         const META: u32 = 9;
         const CONNECTION: u32 = 12;
         const NUMGEN: u32 = 23;
+        const FIB: u32 = 26;
         const NO_DIRECTION: u32 = u32::MAX;
         // Payload: nft's number of the header (`enum proto_desc_id`), and of the field in it.
         let payload = |header, field| expression(PAYLOAD, &numbers(&[header, field]));
@@ -358,6 +377,7 @@ impl Field {
                 let direction = direction.map_or(NO_DIRECTION, u32::from);
                 expression(CONNECTION, &numbers(&[key, direction]))
             }
+            (_, Load::Route(result, flags)) => expression(FIB, &numbers(&[result, flags])),
             (_, Load::Random(below)) => expression(NUMGEN, &numbers(&[1, below, 0])),
         }
     }

@@ -13,7 +13,7 @@ use crate::field::{Field, Load, write_value};
 use denizen_packet::Family;
 
 /// Fields that are printed as nft does. Others have a name below, or are printed as numbers.
-const FIELDS: [Field; 30] = [
+const FIELDS: [Field; 31] = [
     Field::EtherSource,
     Field::EtherDestination,
     Field::FrameType,
@@ -42,6 +42,7 @@ const FIELDS: [Field; 30] = [
     Field::ConnectionState,
     Field::ConnectionStatus,
     Field::ConnectionMark,
+    Field::DestinationType,
     Field::AnswerSource(Family::V4),
     Field::AnswerSource(Family::V6),
 ];
@@ -81,7 +82,7 @@ impl Registers {
     fn text(&mut self, expression: &ExpressionView<'_>) -> Option<String> {
         let data = expression.data();
         match expression.name() {
-            "meta" | "ct" | "payload" => self.load(expression.name(), data),
+            "meta" | "ct" | "payload" | "fib" => self.load(expression.name(), data),
             "bitwise" => {
                 let loaded = self.0.get_mut(&word(data.find_u32(2)))?;
                 for (kind, operator, neutral) in [(4, '&', 0xff), (5, '^', 0)] {
@@ -147,6 +148,7 @@ impl Registers {
                 let direction = data.find(3).and_then(<[u8]>::first).copied();
                 (Load::Connection(number(2), direction), data.find_u32(1))
             }
+            "fib" => (Load::Route(number(2), number(3)), data.find_u32(1)),
             _ => (Load::Meta(number(2)), data.find_u32(1)),
         };
         // For a prefix that ends at a byte boundary, only its bytes of the address are loaded.
@@ -165,7 +167,7 @@ impl Registers {
                 let header = ["ll", "nh", "th", "ih"].get(base as usize).unwrap_or(&"?");
                 format!("@{header},{},{}", offset * 8, number(4) * 8)
             }
-            (None, Load::Random(_)) => name.to_owned(),
+            (None, Load::Route(..) | Load::Random(_)) => name.to_owned(),
         };
         if into.is_some() {
             self.put(into, Loaded { text, field });

@@ -113,6 +113,7 @@ fn chains(schema: &Schema) -> Vec<Chain> {
             Statement::Verdict(Verdict::Return),
         ]),
         rule([
+            Statement::Equals(Field::DestinationType, Key::EMPTY.number(Field::LOCAL)),
             bits(Field::ConnectionState, false, 0),
             bits(Field::Mark, true, 4),
             Statement::In(lookup(NAMES)),

@@ -11,9 +11,9 @@ use denizen_tests::node::fixture::{
 };
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
-use denizen_tests::packets::probe::{Outcome, Protocol};
+use denizen_tests::packets::probe::{ANSWER_TIMEOUT, Outcome, Probe, Protocol, SILENCE};
 
-use crate::context::{AgentContext, Fate, HTTP, NODE_PORT, at_node, by};
+use crate::context::{AgentContext, Fate, HTTP, NODE_PORT, at, at_node, by};
 
 const AT_NODE: [Port; 1] = [HTTP[0].at_node(NODE_PORT)];
 
@@ -144,4 +144,44 @@ fn node_ports_follow_the_nodes_addresses() -> Result<()> {
     is(|outcome| outcome.endpoint().is_some())?;
     node.ip("addr del 192.168.0.99/24 dev eth0")?;
     is(|outcome| outcome.endpoint().is_none())
+}
+
+/// Google Cloud's agent makes the addresses of load balancers the node's own so.
+#[test]
+fn addresses_that_are_the_nodes_by_a_route_alone_serve_node_ports() -> Result<()> {
+    // kube-proxy's way to say `all`, which the iptables backend takes as its default, too.
+    let all = "--nodeport-addresses=0.0.0.0/0,::/0";
+    for (label, backend) in [("np-rn", "nftables"), ("np-rt", "iptables"), ("np-rv", "ipvs")] {
+        let fixture = Fixture::new(label)?;
+        let node = &fixture.cluster.world.node;
+        for routed in service_ips(99) {
+            node.ip(&format!("route add local {routed} dev eth0 proto 66"))?;
+        }
+        let web = fixture.service("web", 10, &AT_NODE, &[Host::Remote])?;
+        let ports = [HTTP[0].at_node(NODE_PORT + 1)];
+        let mut local = fixture.service("local", 11, &ports, &[Host::Remote])?;
+        local[0]["spec"]["externalTrafficPolicy"] = "Local".into();
+        fixture.cluster.manifests.put("both", &[web, local].concat())?;
+        let _agent = fixture.cluster.start_agent_with([&format!("--backend={backend}"), all])?;
+        for (to, of_local) in at(99, NODE_PORT).into_iter().zip(at(99, NODE_PORT + 1)) {
+            let served = SocketAddr::new(fixture.address(Host::Remote, to.ip())?, PORT);
+            for who in EVERYONE {
+                let outcome = fixture.probe(who, to, Protocol::Tcp)?;
+                assert_eq!(outcome.endpoint(), Some(served), "{backend}: {who:?} to {to}");
+                let is_inside = ![Host::Outside, Host::Remote].contains(&who);
+                let timeout = if is_inside { ANSWER_TIMEOUT } else { SILENCE };
+                let probe = Probe { timeout, ..Probe::tcp(of_local) };
+                let probe = probe.from(fixture.address(who, to.ip())?);
+                let outcome = probe.send_in(fixture.place(who).0);
+                let expected = is_inside.then_some(served);
+                assert_eq!(outcome.endpoint(), expected, "{backend}: {who:?} to {of_local}");
+            }
+        }
+        for (loopback, is_served) in [("127.0.0.1", backend == "iptables"), ("::1", false)] {
+            let to = SocketAddr::new(ip(loopback), NODE_PORT);
+            let outcome = Probe::tcp(to).send_in(node);
+            assert_eq!(outcome.endpoint().is_some(), is_served, "{backend}: {to}: {outcome:?}");
+        }
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use super::cidr::cidrs;
 use denizen_backend::BackendName;
 use denizen_backend::chosen::BackendConfig;
 use denizen_iptables::Variant;
+use denizen_model::Family;
 use denizen_plan::{Method, NodePortAddresses};
 
 /// The requested backend.
@@ -82,7 +83,14 @@ impl BackendArgs {
             "all" => Ok(NodePortAddresses::All { localhost }),
             // KEP-6032's values.
             "all,localhost" | "localhost,all" => Ok(NodePortAddresses::All { localhost: true }),
-            list => Ok(NodePortAddresses::In(cidrs(list)?)),
+            list => {
+                let ranges = NodePortAddresses::In(cidrs(list)?);
+                // kube-proxy's way to say `all`.
+                Ok(match Family::BOTH.into_iter().all(|family| ranges.are_all(family)) {
+                    true => NodePortAddresses::All { localhost },
+                    false => ranges,
+                })
+            }
         }
     }
 }

@@ -90,6 +90,8 @@ fn node_ports_are_served_where_kube_proxy_serves_them() {
         ("--backend nftables", NodePortAddresses::Primary),
         ("--backend nftables --nodeport-addresses all", all(false)),
         ("--backend nftables --nodeport-addresses all,localhost", all(true)),
+        ("--backend nftables --nodeport-addresses 0.0.0.0/0,::/0", all(false)),
+        ("--backend iptables --nodeport-addresses 0.0.0.0/0,10.0.0.0/8,::/0", all(true)),
         ("--backend iptables", all(true)),
         ("--backend iptables --iptables-localhost-nodeports false", all(false)),
         ("--backend iptables --nodeport-addresses primary", NodePortAddresses::Primary),

@@ -7,8 +7,9 @@ use super::name::{
     ChainId, ChainName, EXTERNAL_SERVICES, FORWARD, MARK_MASQ, MASQ_IF_NOT_LOCAL, NODE_PORTS,
     POSTROUTING, PROXY_FIREWALL, SERVICES,
 };
-use super::rule::{Match, Rule, Target, Tests, loopback, only_test};
+use super::rule::{Match, Rule, Target, Tests, only_test};
 use super::ruleset_config::RulesetConfig;
+use crate::loopback::loopback;
 use crate::why::Why;
 use denizen_iptables::Table;
 use denizen_model::{Family, Protocol};

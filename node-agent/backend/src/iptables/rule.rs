@@ -1,7 +1,7 @@
 //! A rule, and its text exactly as `iptables-save` prints it.
 
 use std::fmt::{self, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
@@ -324,15 +324,6 @@ fn network(range: &IpNetwork) -> String {
 /// A single address.
 pub fn host(address: IpAddr) -> IpNetwork {
     IpNetwork::from(address)
-}
-
-/// The loopback addresses of a family.
-pub fn loopback(family: Family) -> IpNetwork {
-    let (address, prefix) = match family {
-        Family::V4 => (IpAddr::from([127, 0, 0, 0]), 8),
-        Family::V6 => (IpAddr::from(Ipv6Addr::LOCALHOST), 128),
-    };
-    IpNetwork::new(address, prefix).expect("these prefixes are no longer than their addresses")
 }
 
 /// The probability 1/`n` as the kernel holds it (a fraction of 2³¹), with the precision of

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ipnetwork::IpNetwork;
 
-use super::rule::{Match, Rule, Target, Test, Tests, host, loopback};
+use super::rule::{Match, Rule, Target, Test, Tests, host};
+use crate::loopback::loopback;
 use crate::why::Why;
 use denizen_model::{Family, family_of};
 use denizen_plan::{LocalTest, NodePlan, NodePorts, NodeSide};
@@ -96,7 +97,7 @@ impl RulesetConfig {
 
 /// The tests that detect a packet to an address that serves node ports, one rule each.
 fn to_node(family: Family, node_ports: &NodePorts) -> Vec<Tests> {
-    if node_ports.are_everywhere() {
+    if node_ports.are_everywhere(family) {
         let loopback = Test::is_not(Match::Destination(loopback(family)));
         let unless_loopback = (!node_ports.are_on_loopback(family)).then_some(loopback);
         return vec![unless_loopback.into_iter().chain([Test::is(Match::ToNode)]).collect()];

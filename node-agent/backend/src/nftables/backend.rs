@@ -13,7 +13,7 @@ use super::name::{FilledBy, Group, KnownFacts, ServiceSet, ServiceTable, TABLE};
 use super::table::Table;
 use super::table_config::TableConfig;
 use crate::{Backend, Figures, FrontendConnections, Repair, Report, SetSize};
-use denizen_model::{Family, Protocol};
+use denizen_model::{Family, Protocol, family_of};
 use denizen_netlink::NetlinkError;
 use denizen_nft::{
     Content, Keeper, Kernel, NftError, Observed, RejectedElement, Rendering, Schema, TableFamily,
@@ -268,8 +268,10 @@ impl KeptTable {
     fn update_services(&mut self, plan: &Plan, changes: &PlanChanges, programmed: Programmed<'_>) {
         let Self { table, keeper } = self;
         if changes.node {
-            let addresses = &plan.node().node_ports.addresses;
-            keeper.note(|delta| table.change_node_port_addresses(addresses, delta));
+            let node_ports = &plan.node().node_ports;
+            let listed = |ip: &&IpAddr| !node_ports.are_everywhere(family_of(**ip));
+            let listed: Vec<IpAddr> = node_ports.addresses.iter().filter(listed).copied().collect();
+            keeper.note(|delta| table.change_node_port_addresses(&listed, delta));
         }
         let Some(services) = plan.services() else {
             return;

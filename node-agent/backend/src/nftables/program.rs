@@ -5,24 +5,23 @@
 //! not), so a packet that races with a commit sees the state before it or after it, never a
 //! mixture.
 
-use std::net::Ipv4Addr;
-
 use super::affinity;
 use super::draw::cascade;
 use super::local::{FORWARD_PRIORITY, bridge_chains, clear_port_bit, local_pod_matches};
 use super::name::{ChainName, Class, Group, ServiceSet, ServiceTable};
 use super::rule::{
-    SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to, goto,
-    is_first_packet, is_later_packet, is_marked, is_over, is_scratched, is_translated,
-    is_unanswered, jump, mark, mark_connection, prioritize, refused, rule, unmark,
+    SetStatements, back, base, chain, clear_scratch, comes_in_by, dropped, goes_to,
+    goes_to_this_node, goto, is_first_packet, is_later_packet, is_marked, is_over, is_scratched,
+    is_translated, is_unanswered, jump, mark, mark_connection, prioritize, refused, rule, unmark,
 };
 use super::source_range;
 use super::table_config::TableConfig;
+use crate::loopback::loopback;
 use crate::why::Why;
 use denizen_model::{Family, Protocol};
 use denizen_nft::{BaseChain, Chain, ChainKind, Hook, Reject, Rule, Statement};
 use denizen_plan::{MarkBit, NodeSide};
-use ipnetwork::{IpNetwork, Ipv4Network};
+use ipnetwork::IpNetwork;
 
 /// Before kube-proxy's `dstnat` (-100), so that denizen decides while another's rules are still
 /// there.
@@ -70,17 +69,13 @@ fn ip_chains(sets: SetStatements, family: Family, config: &TableConfig) -> Vec<C
         chain(
             ChainName::LocalPolicy,
             Why::StayOnNode,
-            local_policy(sets, config, ServiceSet::LocalServices),
+            local_policy(sets, config, ServiceSet::LocalServices, back()),
         ),
-        chain(
-            ChainName::NodePortPolicy,
-            Why::StayOnNode,
-            local_policy(sets, config, ServiceSet::LocalNodePorts),
-        ),
+        chain(ChainName::NodePortPolicy, Why::StayOnNode, node_port_policy(sets, config)),
     ];
     jumped_to
         .into_iter()
-        .chain(base_chains(sets, config))
+        .chain(base_chains(sets, family, config))
         .chain(egress(sets, config).into_iter().flatten())
         .chain(unallocated(config).into_iter().flatten())
         .chain(clear_port_bit(config))
@@ -90,18 +85,24 @@ fn ip_chains(sets: SetStatements, family: Family, config: &TableConfig) -> Vec<C
 
 /// Where packets enter. A service's own address is never looked up among the node ports, whichever
 /// policy the service with that node port has.
-fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
+fn base_chains(sets: SetStatements, family: Family, config: &TableConfig) -> [Chain; 3] {
     let masquerade = config.node_side.masquerade_bit;
-    let at_node = |why, to| rule(why, [sets.is_in(ServiceSet::NodePortAddresses), to]);
+    // Only packets that are not a service's come this far, so that only these cost a look-up of
+    // the route.
+    let at_node = |to| {
+        let is_served = match config.node_ports_everywhere {
+            true => goes_to_this_node(),
+            false => sets.is_in(ServiceSet::NodePortAddresses),
+        };
+        rule(Why::OwnAddress, [is_served, goto(to)])
+    };
     let restricted = restricted(sets);
     let services = rule(Why::Dispatch, [jump(ChainName::Services)]);
-    let node_ports = at_node(Why::OwnAddress, goto(ChainName::NodePorts));
     let arriving = vec![
         restricted.clone(),
         rule(Why::AskLocalPolicy, [jump(ChainName::LocalPolicy)]),
         services.clone(),
-        at_node(Why::AskLocalPolicy, jump(ChainName::NodePortPolicy)),
-        node_ports.clone(),
+        at_node(ChainName::NodePortPolicy),
     ];
     // Connections that IPVS translates do not match `is_translated`. So with IPVS the set alone
     // decides, at the cost of a lookup: only translation leads a packet from a pod to itself
@@ -115,7 +116,12 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
     ];
     let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
-    let sending = vec![restricted, services, node_ports];
+    let has_loopback = !config.node_ports_everywhere || config.node_ports_on_loopback;
+    let unserved = [goes_to(loopback(family)), back()];
+    let unserved = (!has_loopback).then(|| rule(Why::LoopbackUnserved, unserved));
+    let mut sending = vec![restricted, services];
+    sending.extend(unserved);
+    sending.push(at_node(ChainName::NodePorts));
     [
         base(ChainName::Prerouting, before(Hook::Prerouting), Why::Arriving, arriving),
         base(ChainName::Output, before(Hook::Output), Why::Sending, sending),
@@ -132,8 +138,7 @@ fn base_chains(sets: SetStatements, config: &TableConfig) -> [Chain; 3] {
 /// there, because anybody may set `route_localnet` at any time, for all interfaces or for one. The
 /// address comes first: it is the cheapest test that other packets fail.
 fn martians() -> Chain {
-    let loopback = Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8).expect("8 bits of 32");
-    let addressed = goes_to(loopback.into());
+    let addressed = goes_to(loopback(Family::V4));
     let rules = vec![
         rule(Why::Martian, [addressed.clone(), comes_in_by("lo"), back()]),
         rule(Why::Martian, [addressed].into_iter().chain(dropped())),
@@ -322,16 +327,35 @@ fn unallocated(config: &TableConfig) -> Option<[Chain; 3]> {
 
 fn mark_unless_local(sets: SetStatements, config: &TableConfig) -> Vec<Rule> {
     let mark = mark(config.node_side.masquerade_bit);
-    let returns = pods_return(sets, config, Why::LocalPod);
-    returns.chain([rule(Why::ComesFromElsewhere, [mark])]).collect()
+    let pods = of_pods(sets, config, Why::LocalPod, back());
+    pods.chain([rule(Why::ComesFromElsewhere, [mark])]).collect()
 }
 
-fn local_policy(sets: SetStatements, config: &TableConfig, keys: ServiceSet) -> Vec<Rule> {
-    let returns = pods_return(sets, config, Why::PodsAreInside);
-    returns.chain([rule(Why::StayOnNode, [sets.go_where(keys)])]).collect()
+/// What pods send goes on as `inside` says.
+fn local_policy(
+    sets: SetStatements,
+    config: &TableConfig,
+    keys: ServiceSet,
+    inside: Statement,
+) -> Vec<Rule> {
+    let pods = of_pods(sets, config, Why::PodsAreInside, inside);
+    pods.chain([rule(Why::StayOnNode, [sets.go_where(keys)])]).collect()
 }
 
-fn pods_return(sets: SetStatements, config: &TableConfig, why: Why) -> impl Iterator<Item = Rule> {
+fn node_port_policy(sets: SetStatements, config: &TableConfig) -> Vec<Rule> {
+    let to_all = goto(ChainName::NodePorts);
+    let mut rules = local_policy(sets, config, ServiceSet::LocalNodePorts, to_all.clone());
+    rules.push(rule(Why::FindNodePort, [to_all]));
+    rules
+}
+
+/// Does this with what local pods send.
+fn of_pods(
+    sets: SetStatements,
+    config: &TableConfig,
+    why: Why,
+    then: Statement,
+) -> impl Iterator<Item = Rule> {
     let tests = local_pod_matches(sets, config).into_iter();
-    tests.map(move |is_local| rule(why, is_local.into_iter().chain([back()])))
+    tests.map(move |is_local| rule(why, is_local.into_iter().chain([then.clone()])))
 }

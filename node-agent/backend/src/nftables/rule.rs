@@ -84,6 +84,11 @@ pub fn comes_from(range: IpNetwork) -> Statement {
     within(Field::Source, range)
 }
 
+/// Matches packets to an address that is the node's own, by a link or by a route.
+pub fn goes_to_this_node() -> Statement {
+    Statement::Equals(Field::DestinationType, Key::EMPTY.number(Field::LOCAL))
+}
+
 pub fn goes_to(range: IpNetwork) -> Statement {
     within(Field::Destination, range)
 }

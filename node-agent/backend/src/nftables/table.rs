@@ -259,7 +259,7 @@ impl Table {
         self.change_members(ServiceSet::Hairpin, wanted, delta);
     }
 
-    /// Takes the addresses that serve node ports.
+    /// Takes the addresses that serve node ports, unless all of the node's own do.
     pub fn change_node_port_addresses(&mut self, addresses: &[IpAddr], delta: &mut Delta) {
         let ours = addresses.iter().filter(|ip| self.table_family.holds(**ip));
         let wanted = ours.map(|ip| (Key::EMPTY.address(*ip), None)).collect();

@@ -18,6 +18,10 @@ pub struct TableConfig {
     pub egress: Option<Vec<IpNetwork>>,
     /// Settings of this node.
     pub node_side: NodeSide,
+    /// Every address of the node except loopback serves node ports (of this family).
+    pub node_ports_everywhere: bool,
+    /// Loopback serves node ports, too (of this family).
+    pub node_ports_on_loopback: bool,
     /// IPVS may carry connections (of this family).
     pub by_ipvs: bool,
 }
@@ -25,6 +29,10 @@ pub struct TableConfig {
 impl TableConfig {
     /// The part of the node's plan for this family.
     pub fn new(table_family: ServiceTable, node: &NodePlan) -> Self {
+        let in_family = |is_so: &dyn Fn(Family) -> bool| match table_family {
+            ServiceTable::Ip(family) => is_so(family),
+            ServiceTable::Arp | ServiceTable::Bridge => false,
+        };
         Self {
             local: match table_family {
                 ServiceTable::Ip(family) => node.detection.tests(family).cloned().collect(),
@@ -38,6 +46,8 @@ impl TableConfig {
                 ServiceTable::Arp | ServiceTable::Bridge => None,
             },
             node_side: node.node_side,
+            node_ports_everywhere: in_family(&|family| node.node_ports.are_everywhere(family)),
+            node_ports_on_loopback: in_family(&|family| node.node_ports.are_on_loopback(family)),
             by_ipvs: match table_family {
                 ServiceTable::Ip(family) => node.route_sources.contains_key(&family),
                 ServiceTable::Arp => node.route_sources.contains_key(&Family::V4),

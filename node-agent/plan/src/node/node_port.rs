@@ -31,6 +31,17 @@ impl NodePortAddresses {
             Self::Primary | Self::In(_) => false,
         }
     }
+
+    /// Whether all addresses of this family except loopback serve node ports.
+    pub fn are_all(&self, family: Family) -> bool {
+        match self {
+            Self::All { .. } => true,
+            Self::In(ranges) => {
+                ranges.iter().any(|range| range.prefix() == 0 && family_of(range.ip()) == family)
+            }
+            Self::Primary => false,
+        }
+    }
 }
 
 /// Where node ports are served now.
@@ -42,13 +53,11 @@ pub struct NodePorts {
 }
 
 impl NodePorts {
-    /// Whether all addresses of this family except loopback serve node ports. Then a kernel
-    /// facility that knows the node's addresses needs no list.
-    pub fn are_everywhere(&self) -> bool {
-        match self.configured {
-            NodePortAddresses::All { .. } => true,
-            NodePortAddresses::Primary | NodePortAddresses::In(_) => false,
-        }
+    /// Whether all addresses of this family except loopback serve node ports. Then backends ask the
+    /// kernel which addresses are the node's own. `addresses` would not do: it has the links'
+    /// addresses only, and an address may be the node's own by a route of type `local` alone.
+    pub fn are_everywhere(&self, family: Family) -> bool {
+        self.configured.are_all(family)
     }
 
     /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: packets

@@ -71,6 +71,10 @@ pub(crate) fn write_value(field: Field, f: &mut fmt::Formatter<'_>, value: &[u8]
         Field::ConnectionState | Field::ConnectionStatus => {
             or_unknown(f, number().map(|bits| bit_names(field, bits).unwrap_or_default()))
         }
+        Field::DestinationType => match number() {
+            Some(Field::LOCAL) => f.write_str("local"),
+            number => or_unknown(f, number),
+        },
         Field::Length | Field::SocketUser | Field::SocketGroup | Field::Random(_) => {
             or_unknown(f, number())
         }
@@ -113,6 +117,7 @@ pub(crate) fn bit_names(field: Field, bits: u32) -> Option<String> {
         | Field::Mark
         | Field::Priority
         | Field::ConnectionMark
+        | Field::DestinationType
         | Field::Random(_) => return None,
     };
     let known = names.iter().filter(|(bit, _)| bits & bit != 0);
@@ -167,6 +172,7 @@ impl fmt::Display for Field {
             Self::AnswerSource(version) => {
                 write!(f, "ct reply {} saddr", TableFamily::from(*version).name())
             }
+            Self::DestinationType => f.write_str("fib daddr type"),
             Self::Random(below) => write!(f, "numgen random mod {below}"),
         }
     }
