@@ -306,3 +306,33 @@ fn changes_around_it_never_touch_a_healthy_flow() -> Result<()> {
     }
     Ok(())
 }
+
+/// The node's own addresses are more than those of its links.
+#[test]
+fn flows_to_node_ports_at_addresses_on_no_link_are_flushed() -> Result<()> {
+    let everywhere = "--nodeport-addresses=all,localhost";
+    for (label, backend) in [("ct-rn", "nftables"), ("ct-rt", "iptables"), ("ct-rv", "ipvs")] {
+        let mut context = ConntrackContext::new(label)?;
+        context.flags = vec![format!("--backend={backend}"), everywhere.to_owned()];
+        for routed in service_ips(99) {
+            context.node().ip(&format!("route add local {routed} dev eth0 proto 66"))?;
+        }
+        context.endpoints_are(&[Host::Routed])?;
+        let agent = context.start_agent()?;
+        let mut flows = Vec::new();
+        for protocol in [Protocol::Udp, Protocol::Sctp] {
+            for routed in service_ips(99) {
+                let source = context.fixture.address(Host::Outside, routed)?;
+                let to = SocketAddr::new(routed, NODE_PORT);
+                let outside = context.fixture.place(Host::Outside).0;
+                flows.push(KeptFlow::open(outside, protocol, source, to)?);
+            }
+        }
+        let to = SocketAddr::new(ip("127.0.0.2"), NODE_PORT);
+        flows.push(KeptFlow::open(context.node(), Protocol::Udp, ip("127.0.0.1"), to)?);
+        context.all_are_answered_by(&flows, Host::Routed)?;
+        programmed(&agent, || context.endpoints_are(&[Host::Bridged]), || ())?;
+        context.all_are_answered_by(&flows, Host::Bridged)?;
+    }
+    Ok(())
+}

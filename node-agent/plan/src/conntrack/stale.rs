@@ -109,7 +109,7 @@ impl<'a> StaleFilter<'a> {
             return false;
         };
         let frontend = services.frontend(&key).or_else(|| {
-            let is_served = self.serves_node_ports(entry.destination.ip());
+            let is_served = self.serves_node_ports(entry);
             services.frontend(&node_port).filter(|_| is_served)
         });
         let leaves = self.plan.node().egress.seen_as(reply_source) == Some(SeenAs::Node);
@@ -131,15 +131,20 @@ impl<'a> StaleFilter<'a> {
         self.plan.node().addresses.contains(&address)
     }
 
-    fn serves_node_ports(&self, address: IpAddr) -> bool {
-        self.plan.node().node_ports.addresses.contains(&address)
+    /// Whether the entry's destination serves node ports. If all of the node's own addresses do,
+    /// some may be on no link; translation then tells that the destination is one of them.
+    fn serves_node_ports(&self, entry: &TrackedFlow) -> bool {
+        let node_ports = &self.plan.node().node_ports;
+        node_ports.addresses.contains(&entry.destination.ip())
+            || node_ports.are_everywhere(entry.family()) && entry.is_translated()
     }
 
     fn misses_its_service(&mut self, entry: &TrackedFlow) -> bool {
         let (Some((services, world)), Some([key, node_port])) = (self.known, keys_of(entry)) else {
             return false;
         };
-        let at_node = self.is_own(entry.destination.ip());
+        let is_served = self.serves_node_ports(entry);
+        let at_node = is_served || self.is_own(entry.destination.ip());
         let claims = [Some(key), at_node.then_some(node_port)].map(|key| services.frontend(&key?));
         let claimed = claims.iter().flatten();
         if claimed.clone().count() == 0 {
@@ -157,8 +162,7 @@ impl<'a> StaleFilter<'a> {
         }
         // On the node's other addresses the port belongs to another program, unless DNAT changed
         // the entry.
-        let served = claims[0].is_some() || self.serves_node_ports(entry.destination.ip());
-        served || entry.is_translated()
+        claims[0].is_some() || is_served || entry.is_translated()
     }
 
     /// Whether a flow to a host port goes where the port led earlier: to another pod, or to the

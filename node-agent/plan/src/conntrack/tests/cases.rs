@@ -1,6 +1,7 @@
 //! Stale entries by cases.
 
 use super::*;
+use crate::NodePortAddresses;
 use denizen_model::{PodSet, TrafficPolicy};
 
 const UDP: Protocol = Protocol::Udp;
@@ -75,6 +76,31 @@ fn at_a_frontend_the_reply_source_decides() {
             let entry = entry(protocol, source, destination, reply_source);
             let found = flushed(&tracked, &candidates, &[entry]);
             assert_eq!(!found.is_empty(), stale, "{name}, {protocol}");
+        }
+    }
+}
+
+/// An address may be the node's own by a route, and be on no link.
+#[test]
+fn with_node_ports_at_every_address_translated_flows_are_the_nodes() {
+    let all = NodePortAddresses::All { localhost: false };
+    let v4_alone = NodePortAddresses::In(vec![range("0.0.0.0/0")]);
+    for (node_ports, has_v6) in [(all, true), (v4_alone, false)] {
+        let mut tracked = Tracked::with(Policy { node_ports, ..policy() });
+        let candidates = candidates_after(&mut tracked, a_service_with_endpoints());
+        let (v4, v6) = ("203.0.113.77:30053", "[2001:db8::77]:30053");
+        let cases = [
+            ("serving", v4, "10.1.0.1:5353", false),
+            ("gone", v4, "10.1.0.4:5353", true),
+            ("not translated", v4, v4, false),
+            ("serving, IPv6", v6, "[fd00::1]:5353", false),
+            ("gone, IPv6", v6, "[fd00::2]:5353", has_v6),
+        ];
+        for (name, destination, reply_source, stale) in cases {
+            let source = if destination == v6 { "[fd00::9]:4000" } else { "10.9.0.9:4000" };
+            let entry = entry(UDP, source, destination, reply_source);
+            let found = flushed(&tracked, &candidates, &[entry]);
+            assert_eq!(!found.is_empty(), stale, "{name}");
         }
     }
 }
