@@ -264,7 +264,7 @@ impl Plan {
     pub fn health_ports(&self) -> Option<HealthPorts> {
         let services = self.services()?;
         Some(HealthPorts {
-            addresses: self.node.node_ports.addresses.clone(),
+            addresses: self.node.node_ports.listening(),
             checks: services.health_checks().by_port().0,
         })
     }

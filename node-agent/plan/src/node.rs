@@ -14,5 +14,6 @@ pub use detector::Detector;
 pub use egress::{EgressMasquerade, SeenAs};
 pub use local::{Arrival, BridgePort, Detection, Local, LocalTest};
 pub use node_plan::NodePlan;
+pub(crate) use node_port::unspecified;
 pub use node_port::{NodePortAddresses, NodePorts, node_port_addresses};
 pub use node_side::{MarkBit, NodeSide};

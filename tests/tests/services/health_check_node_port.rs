@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use denizen_tests::agent::programmed;
 use denizen_tests::eventually::{eventually, observed};
-use denizen_tests::node::fixture::{Fixture, Host, PORT, service_ips};
+use denizen_tests::node::fixture::{Fixture, Host, PORT, put_load_balancer, service_ips};
 use denizen_tests::node::manifest::Port;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::http::{Reply, fetch, url};
@@ -333,6 +333,33 @@ fn a_port_that_is_another_services_node_port_is_named() -> Result<()> {
     observed("not named", TIMEOUT, errors, |errors| *errors == json!([]))?;
     for address in of_node(&fixture)? {
         until(&fixture, address, says(200, 1))?;
+    }
+    Ok(())
+}
+
+/// Google Cloud's load balancer asks at its own address, which the node gets by a route.
+#[test]
+fn a_load_balancers_own_address_is_answered() -> Result<()> {
+    let cases: [(&str, &[&str]); 5] = [
+        ("hc-bal-n", &["--backend=nftables"]),
+        ("hc-bal-a", &["--backend=nftables", "--nodeport-addresses=all"]),
+        ("hc-bal-r", &["--backend=nftables", "--nodeport-addresses=192.168.0.0/16,::/0"]),
+        ("hc-bal-t", &["--backend=iptables"]),
+        ("hc-bal-v", &["--backend=ipvs"]),
+    ];
+    for (label, flags) in cases {
+        let fixture = Fixture::new(label)?;
+        let mut objects = balanced(&fixture, "web", 10, &[Host::Routed])?;
+        put_load_balancer(&mut objects, BALANCER);
+        fixture.cluster.manifests.put("web", &objects)?;
+        let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+        until(&fixture, of_node(&fixture)?[0], says(200, 1))?;
+        for address in service_ips(BALANCER) {
+            fixture.cluster.world.node.ip(&format!("route add local {address} dev eth0"))?;
+            until(&fixture, address, says(200, 1))?;
+        }
+        let errors = agent.status()?["errors"].to_string();
+        assert!(!errors.contains("cannot listen"), "{flags:?}: {errors}");
     }
     Ok(())
 }

@@ -199,9 +199,9 @@ fn pollable(listener: TcpListener) -> io::Result<AsyncFd<TcpListener>> {
 }
 
 /// Listens at `at`. As in kube-proxy, 0.0.0.0 also stands for every IPv6 address, if the kernel has
-/// IPv6.
+/// IPv6. Not for a health check, which answers for each family by itself.
 fn bind(at: SocketAddr, site: Site) -> io::Result<TcpListener> {
-    if at.ip() == Ipv4Addr::UNSPECIFIED {
+    if at.ip() == Ipv4Addr::UNSPECIFIED && site != Site::HealthCheck {
         let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), at.port());
         match listen(TcpSocket::new_v6(), both, site) {
             Err(error) if is_without_ipv6(&error) => {}
@@ -225,7 +225,12 @@ fn listen(socket: io::Result<TcpSocket>, at: SocketAddr, site: Site) -> io::Resu
     // address.
     socket.set_reuseport(matches!(site, Site::Health | Site::Probe))?;
     if at.is_ipv6() {
-        setsockopt(&socket, sockopt::Ipv6V6Only, &!at.ip().is_unspecified())?;
+        let both_families = at.ip().is_unspecified() && site != Site::HealthCheck;
+        setsockopt(&socket, sockopt::Ipv6V6Only, &!both_families)?;
+    }
+    if site == Site::HealthCheck {
+        // A load balancer's address may become the node's own later, or never.
+        setsockopt(&socket, sockopt::IpFreebind, &true)?;
     }
     socket.bind(at)?;
     socket.listen(BACKLOG)?.into_std()

@@ -1,6 +1,6 @@
 //! On which of the node's own addresses node ports are served.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnetwork::IpNetwork;
 
@@ -60,10 +60,30 @@ impl NodePorts {
         self.configured.are_all(family)
     }
 
+    /// Where health-check node ports listen: at these addresses; the unspecified address stands for
+    /// every address of its family, loopback too.
+    pub fn listening(&self) -> Vec<IpAddr> {
+        let at = |ip: &IpAddr| match family_of(*ip) {
+            family if self.are_everywhere(family) => unspecified(family),
+            _ => *ip,
+        };
+        let mut found: Vec<IpAddr> = self.addresses.iter().map(at).collect();
+        found.dedup();
+        found
+    }
+
     /// Whether they are served on loopback in this family. IPv6 has no `route_localnet`: packets
     /// from ::1 that leave the node never come back.
     pub fn are_on_loopback(&self, family: Family) -> bool {
         family == Family::V4 && self.configured.has_loopback()
+    }
+}
+
+/// The address at which a listener gets the connections to every address of a family.
+pub(crate) fn unspecified(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

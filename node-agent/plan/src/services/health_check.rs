@@ -8,7 +8,9 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::decide::{Settings, location};
+use super::frontend::FrontendKind;
 use super::selection::local_ready;
+use crate::node::unspecified;
 use denizen_model::{Family, Node, Service, ServiceName, Slice, TrafficPolicy, family_of};
 
 /// One service's port and its answer.
@@ -22,6 +24,10 @@ pub struct HealthCheck {
     /// weight among nodes. A node that still serves by its last terminating endpoints says 0: it
     /// wants no new connections.
     pub local_endpoints: BTreeMap<Family, usize>,
+    /// Its load balancer's addresses, in the same families. Some load balancers deliver packets to
+    /// their address to the node, and ask there: Google Cloud's, whose agent makes the address the
+    /// node's own by a route.
+    pub load_balancer_ips: Vec<IpAddr>,
     /// When the service was created; the older of two that claim a port gets it.
     created: Arc<str>,
 }
@@ -48,10 +54,16 @@ impl HealthCheck {
         let exists_in =
             |family: &Family| service.cluster_ips.iter().any(|ip| family_of(*ip) == *family);
         let families = Family::BOTH.into_iter().filter(exists_in);
+        let permitted = |ip: &&IpAddr| {
+            exists_in(&family_of(**ip))
+                && settings.permitted.permit(FrontendKind::LoadBalancerIp, **ip)
+        };
+        let load_balancer_ips = service.load_balancer_ips.iter().filter(permitted);
         Some(Self {
             service: service.name.clone(),
             port,
             local_endpoints: families.map(|family| (family, ready_in(family))).collect(),
+            load_balancer_ips: load_balancer_ips.copied().collect(),
             created: service.created.clone(),
         })
     }
@@ -66,18 +78,24 @@ impl HealthCheck {
 /// Where health-check node ports are served, and what each answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthPorts {
-    /// The node's addresses that serve node ports.
+    /// The node's addresses where all of them are served ([`NodePorts::listening`]).
+    ///
+    /// [`NodePorts::listening`]: crate::NodePorts::listening
     pub addresses: Vec<IpAddr>,
     pub checks: BTreeMap<NonZeroU16, HealthCheck>,
 }
 
 impl HealthPorts {
-    /// Every address and port to listen at, in the families of the service.
+    /// Every address and port to listen at, in the families of the service. The load balancer's
+    /// addresses need not be the node's.
     pub fn sockets(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.checks.values().flat_map(|check| {
             let known = |ip: &&IpAddr| check.local_endpoints.contains_key(&family_of(**ip));
             let addresses = self.addresses.iter().filter(known);
-            addresses.map(|ip| SocketAddr::new(*ip, check.port.get()))
+            // Beside a listener at every address, the kernel permits none at a single one.
+            let is_alone = |ip: &&IpAddr| !self.addresses.contains(&unspecified(family_of(**ip)));
+            let balancers = check.load_balancer_ips.iter().filter(is_alone);
+            addresses.chain(balancers).map(|ip| SocketAddr::new(*ip, check.port.get()))
         })
     }
 }

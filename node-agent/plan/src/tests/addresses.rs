@@ -1,7 +1,8 @@
 use std::net::IpAddr;
 
 use crate::{
-    Arrival, BridgePort, Detection, Detector, Local, NodePortAddresses, node_port_addresses,
+    Arrival, BridgePort, Detection, Detector, Local, NodePortAddresses, NodePorts,
+    node_port_addresses,
 };
 use denizen_fixture::*;
 use denizen_model::NodeAddress;
@@ -19,10 +20,12 @@ fn links() -> Vec<NodeAddress> {
     ]
 }
 
+fn ranges(texts: &[&str]) -> NodePortAddresses {
+    NodePortAddresses::In(texts.iter().map(|text| range(text)).collect())
+}
+
 #[test]
 fn node_ports_are_served_where_the_operator_says() {
-    let ranges =
-        |texts: &[&str]| NodePortAddresses::In(texts.iter().map(|text| range(text)).collect());
     let named = node(None, &["192.168.0.3", "192.168.0.2", "2001:db8::2"], &[]);
     let v4_only = node(None, &["192.168.0.2"], &[]);
     let cases: [(&str, NodePortAddresses, Option<_>, &[&str]); 8] = [
@@ -70,6 +73,23 @@ fn node_ports_are_served_where_the_operator_says() {
             node_port_addresses(&wanted, node, &links(), &pods(1, &[("10.1.2.3", "cni0")]).pods);
         let expected: Vec<IpAddr> = expected.iter().map(|text| ip(text)).collect();
         assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn health_checks_listen_where_node_ports_are_served() {
+    let all = NodePortAddresses::All { localhost: true };
+    let cases: [(NodePortAddresses, &[&str]); 4] = [
+        (NodePortAddresses::Primary, &["192.168.0.2", "192.168.0.3", "2001:db8::2"]),
+        (all, &["0.0.0.0", "::"]),
+        (ranges(&["0.0.0.0/0"]), &["0.0.0.0"]),
+        (ranges(&["192.168.0.2/32", "::/0"]), &["192.168.0.2", "::"]),
+    ];
+    for (configured, expected) in cases {
+        let pods = pods(1, &[("10.1.2.3", "cni0")]).pods;
+        let addresses = node_port_addresses(&configured, None, &links(), &pods);
+        let found = NodePorts { configured, addresses }.listening();
+        assert_eq!(found, expected.iter().map(|text| ip(text)).collect::<Vec<_>>());
     }
 }
 

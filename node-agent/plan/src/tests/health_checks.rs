@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::fixture::*;
 use crate::{HealthCheck, HealthChecks, HealthPorts};
@@ -125,5 +125,29 @@ fn health_checks_listen_in_the_families_of_the_service() {
         };
         let sockets: Vec<_> = ports.sockets().map(|at| at.to_string()).collect();
         assert_eq!(sockets, expected);
+    }
+}
+
+#[test]
+fn health_checks_listen_at_the_load_balancers_addresses() {
+    let web = Service {
+        load_balancer_ips: ["203.0.113.9", "198.51.100.9", "2001:db8::9"].map(ip).to_vec(),
+        ..balanced("web", &["10.96.0.1", "fd00::1"])
+    };
+    let mut settings = settings();
+    settings.permitted.load_balancer_ips = vec![range("203.0.113.0/24"), range("2001:db8::/32")];
+    let check = HealthCheck::of(&settings, None, &web, &[]).unwrap();
+    let cases: [(&[&str], &[&str]); 2] = [
+        (
+            &["192.168.0.2", "fd00:1::2"],
+            &["192.168.0.2:32100", "203.0.113.9:32100", "[fd00:1::2]:32100", "[2001:db8::9]:32100"],
+        ),
+        (&["192.168.0.2", "::"], &["192.168.0.2:32100", "203.0.113.9:32100", "[::]:32100"]),
+    ];
+    for (addresses, expected) in cases {
+        let addresses = addresses.iter().map(|text| ip(text)).collect();
+        let checks = BTreeMap::from([(port(PORT), check.clone())]);
+        let found: BTreeSet<_> = HealthPorts { addresses, checks }.sockets().collect();
+        assert_eq!(found, expected.iter().map(|at| at.parse().unwrap()).collect());
     }
 }
