@@ -363,3 +363,25 @@ fn a_load_balancers_own_address_is_answered() -> Result<()> {
     }
     Ok(())
 }
+
+/// Every interface of a pod has such an address.
+#[test]
+fn link_local_addresses_are_no_error() -> Result<()> {
+    let ranges = "--nodeport-addresses=192.168.0.0/16,2001:db8::/32,fe80::/10";
+    let cases: [(&str, &[&str]); 3] = [
+        ("hc-link-a", &["--nodeport-addresses=all"]),
+        ("hc-link-r", &[ranges]),
+        ("hc-link-t", &["--backend=iptables"]),
+    ];
+    for (label, flags) in cases {
+        let fixture = Fixture::new(label)?;
+        fixture.cluster.manifests.put("web", &balanced(&fixture, "web", 10, &[Host::Routed])?)?;
+        let agent = fixture.cluster.start_agent_with(flags.iter().copied())?;
+        for address in of_node(&fixture)? {
+            until(&fixture, address, says(200, 1))?;
+        }
+        let errors = agent.status()?["errors"].to_string();
+        assert!(!errors.contains("cannot listen"), "{flags:?}: {errors}");
+    }
+    Ok(())
+}

@@ -61,13 +61,15 @@ impl NodePorts {
     }
 
     /// Where health-check node ports listen: at these addresses; the unspecified address stands for
-    /// every address of its family, loopback too.
+    /// every address of its family, loopback too. Nobody can listen at a link-local IPv6 address
+    /// without naming the link, and no load balancer asks there.
     pub fn listening(&self) -> Vec<IpAddr> {
         let at = |ip: &IpAddr| match family_of(*ip) {
             family if self.are_everywhere(family) => unspecified(family),
             _ => *ip,
         };
         let mut found: Vec<IpAddr> = self.addresses.iter().map(at).collect();
+        found.retain(|ip| ip.is_ipv4() || !is_link_local(*ip));
         found.dedup();
         found
     }

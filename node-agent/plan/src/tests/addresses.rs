@@ -79,11 +79,12 @@ fn node_ports_are_served_where_the_operator_says() {
 #[test]
 fn health_checks_listen_where_node_ports_are_served() {
     let all = NodePortAddresses::All { localhost: true };
-    let cases: [(NodePortAddresses, &[&str]); 4] = [
+    let cases: [(NodePortAddresses, &[&str]); 5] = [
         (NodePortAddresses::Primary, &["192.168.0.2", "192.168.0.3", "2001:db8::2"]),
         (all, &["0.0.0.0", "::"]),
         (ranges(&["0.0.0.0/0"]), &["0.0.0.0"]),
         (ranges(&["192.168.0.2/32", "::/0"]), &["192.168.0.2", "::"]),
+        (ranges(&["fe80::/10", "169.254.0.0/16", "2000::/3"]), &["169.254.1.1", "2001:db8::2"]),
     ];
     for (configured, expected) in cases {
         let pods = pods(1, &[("10.1.2.3", "cni0")]).pods;
