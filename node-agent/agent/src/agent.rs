@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, error, info, warn};
 
@@ -84,6 +85,9 @@ const DRIFT_CHECK: Duration = Duration::from_secs(5);
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Batches of events that may queue before a source waits.
 const QUEUE: usize = 64;
+/// Requests of HTTP clients that may queue. The loop answers one in a turn: anybody may ask for
+/// metrics, and each answer costs more the more services there are.
+const HTTP_QUEUE: usize = 1;
 
 struct Agent {
     engine: Engine,
@@ -124,6 +128,7 @@ impl Agent {
         mut stop: Stop,
         mut events: mpsc::Receiver<Vec<Event>>,
         mut requests: mpsc::Receiver<AgentRequest>,
+        mut http_requests: mpsc::Receiver<AgentRequest>,
     ) -> anyhow::Result<()> {
         let mut resync = interval(self.engine.report().resync_interval);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -146,6 +151,7 @@ impl Agent {
                 step = self.flush.due() => Next::Flush(step),
                 () = self.engine.wait() => Next::Continue,
                 Some(asked) = requests.recv() => Next::Request(asked),
+                Some(asked) = http_requests.recv() => Next::HttpRequest(asked),
                 () = if_on(self.portmap.as_mut().map(PortmapRules::due)) => Next::Portmap,
                 () = self.sampling.due() => Next::EndSampling,
                 () = self.routing.due() => Next::Announce,
@@ -161,6 +167,9 @@ impl Agent {
             };
             let is_resync = matches!(next, Next::Resync);
             let tried = self.turn(next, &mut events, &mut requests);
+            // The HTTP servers' threads may ask without a pause. Without this, the tasks of this
+            // thread, such as the sources and the socket, would never run.
+            yield_now().await;
             if is_resync {
                 resync.reset_after(self.engine.report().resync_interval);
             }
@@ -211,6 +220,7 @@ impl Agent {
             }
             Next::Continue | Next::Retry => Some(self.pass(SyncExtent::Partial)),
             Next::Request(asked) => requests::answer_all(self, asked, requests),
+            Next::HttpRequest(asked) => requests::answer(self, asked),
             Next::EndSampling => {
                 self.sampling.end(&mut self.engine);
                 Some(self.pass(SyncExtent::Partial))

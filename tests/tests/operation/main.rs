@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
+mod busy_clients;
 mod busy_node;
 mod compare;
 mod config_file;

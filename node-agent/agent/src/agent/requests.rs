@@ -1,4 +1,4 @@
-//! Answers what comes through the agent's socket.
+//! Answers what comes through the agent's socket and its HTTP servers.
 
 use tokio::sync::mpsc;
 use tracing::info;
@@ -32,7 +32,7 @@ pub(super) fn answer_all(
 
 /// Returns whether programming succeeded; `None` if the request caused no pass. A client that is
 /// gone is not an error.
-fn answer(agent: &mut Agent, request: AgentRequest) -> Option<bool> {
+pub(super) fn answer(agent: &mut Agent, request: AgentRequest) -> Option<bool> {
     match request {
         AgentRequest::WaitFor(wait_for, reply) => {
             agent.plugin_waits.push(wait_for, reply, &agent.publisher.metrics);

@@ -18,7 +18,9 @@ use super::publish::Publisher;
 use super::sampling::Sampling;
 use super::sources::Sources;
 use super::stop::Stop;
-use super::{Agent, QUEUE, network_policy, now, open_files, run_dir, settings, sources, view};
+use super::{
+    Agent, HTTP_QUEUE, QUEUE, network_policy, now, open_files, run_dir, settings, sources, view,
+};
 use crate::config::Config;
 use crate::config::file::FlagsInForce;
 use crate::control::AgentRequest;
@@ -56,7 +58,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     open_files::raise_limit();
     let _lock = lock_namespace()?;
     let (to_loop, requests) = mpsc::channel(QUEUE);
-    let run_dir = run_dir::start(&config.run_dir, to_loop.clone()).await?;
+    let run_dir = run_dir::start(&config.run_dir, to_loop).await?;
     let enforcer = network_policy::choose(&mut config);
     let egress = sources::egress_at_start(&config);
     // Signals are handled before anything that may wait for long: without a handler, process 1 of a
@@ -68,7 +70,8 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
         () = attachments::adopt_at_start(&records) => {}
     }
     let Inputs { mut sources, events, notices } = start_sources(&config).await?;
-    let publisher = start_http(&config, &startup, to_loop, notices.clone(), &mut sources)?;
+    let (http_to_loop, http_requests) = mpsc::channel(HTTP_QUEUE);
+    let publisher = start_http(&config, &startup, http_to_loop, notices.clone(), &mut sources)?;
     sources.problems.push(run_dir.problems);
     let (foreign_change, forward_findings) = watch_forward(&config);
     let portmap = start_portmap(&config, &mut sources);
@@ -104,7 +107,7 @@ pub async fn run(mut config: Config, startup: Startup) -> anyhow::Result<()> {
     if let Some(warning) = view::without_effect(&agent) {
         warn!(warning, "a flag has no effect");
     }
-    let result = agent.run_loop(stop, events, requests).await;
+    let result = agent.run_loop(stop, events, requests, http_requests).await;
     let _ = std::fs::remove_file(config.run_dir.join(denizen_state::run_dir::SOCKET));
     result
 }
