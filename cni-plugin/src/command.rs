@@ -7,6 +7,8 @@ mod gc;
 mod inspect;
 mod status;
 
+use std::fmt::Arguments;
+use std::io::{Write, stderr};
 use std::path::Path;
 use std::time::Duration;
 
@@ -78,6 +80,12 @@ fn of_others<'a>(state: &'a State, netns: Option<&str>, own: &AttachmentId) -> V
     let all = state.attachments.iter();
     let others = all.filter(|(id, record)| *id != own && record.netns.as_deref() == netns);
     others.filter_map(|(_, record)| record.redirect.as_ref()).collect()
+}
+
+/// Tells the runtime, which logs standard error. It may be closed, or its disk full: the call goes
+/// on.
+fn report(message: Arguments<'_>) {
+    let _ = writeln!(stderr(), "denizen: {message}");
 }
 
 /// The run directory; `None` if it does not exist, and thus nothing is recorded.

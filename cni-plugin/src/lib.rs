@@ -7,6 +7,11 @@
 //! table in the pod's own network namespace.
 
 #![deny(missing_docs)]
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic if the reader has gone or the disk is full: `command::report` does not"
+)]
 
 mod adopt;
 mod command;

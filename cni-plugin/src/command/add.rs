@@ -9,7 +9,7 @@ use denizen_state::socket::WaitFor;
 use denizen_state::{Attachment, RunDir, State};
 use serde_json::Map;
 
-use super::{LOCK_WAIT, ObservedAttachment, asked_host_ports, existing, of_others};
+use super::{LOCK_WAIT, ObservedAttachment, asked_host_ports, existing, of_others, report};
 use crate::config::{ANNOTATIONS, OnTimeout, PluginConfig, WaitForAgent};
 use crate::environment::Attach;
 use crate::error::{CniError, in_full};
@@ -97,9 +97,9 @@ fn redirect_of<'a>(
         return match entry.without_annotations {
             OnFailure::Fail => Err(CniError::InvalidConfig(message)),
             OnFailure::Proceed => {
-                eprintln!(
-                    "denizen: {message}; the pod starts without (redirect.withoutAnnotations is \"proceed\")"
-                );
+                report(format_args!(
+                    "{message}; the pod starts without (redirect.withoutAnnotations is \"proceed\")"
+                ));
                 Ok(None)
             }
         };
@@ -143,9 +143,9 @@ fn not_redirected(entry: &RedirectConfig, error: CniError) -> Result<(), CniErro
         OnFailure::Fail => Err(error),
         OnFailure::Proceed => {
             let message = error.in_full();
-            eprintln!(
-                "denizen: {message}; the pod starts without (redirect.onError is \"proceed\")"
-            );
+            report(format_args!(
+                "{message}; the pod starts without (redirect.onError is \"proceed\")"
+            ));
             Ok(())
         }
     }
@@ -198,7 +198,7 @@ fn remove_all_obsolete(
     if let Err(error) = named {
         // The rules are gone even if the record still names them; the next ADD tries again.
         let error = CniError::from(error).in_full();
-        eprintln!("denizen: the record still names rules that are removed: {error}");
+        report(format_args!("the record still names rules that are removed: {error}"));
     }
     Ok(())
 }
@@ -216,16 +216,16 @@ fn wait_for_agent(
     let message = format!("the agent has not programmed {}: {why}", ask.wait_for.0);
     match how.on_timeout {
         OnTimeout::Proceed => {
-            eprintln!(
-                "denizen: {message}; the pod starts anyway (waitForAgent.onTimeout is \"proceed\")"
-            );
+            report(format_args!(
+                "{message}; the pod starts anyway (waitForAgent.onTimeout is \"proceed\")"
+            ));
             Ok(())
         }
         OnTimeout::Fail => Err(CniError::TryAgainLater(message)),
         OnTimeout::Isolate if is_off(run_dir.path()) => {
-            eprintln!(
-                "denizen: {message}; the pod starts anyway (no NetworkPolicy is enforced on this node)"
-            );
+            report(format_args!(
+                "{message}; the pod starts anyway (no NetworkPolicy is enforced on this node)"
+            ));
             Ok(())
         }
         OnTimeout::Isolate => {
@@ -234,9 +234,9 @@ fn wait_for_agent(
                 let also = in_full(&error);
                 CniError::TryAgainLater(format!("{message}; and it cannot be isolated: {also}"))
             })?;
-            eprintln!(
-                "denizen: {message}; the pod starts isolated (waitForAgent.onTimeout is \"isolate\")"
-            );
+            report(format_args!(
+                "{message}; the pod starts isolated (waitForAgent.onTimeout is \"isolate\")"
+            ));
             Ok(())
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use denizen_state::socket::WaitFor;
 
-use super::{LOCK_WAIT, existing};
+use super::{LOCK_WAIT, existing, report};
 use crate::config::PluginConfig;
 use crate::environment::AttachmentName;
 use crate::error::CniError;
@@ -25,7 +25,10 @@ pub(crate) fn del(call: &AttachmentName, config: &PluginConfig<'_>) -> Result<()
         let ask = WaitFor { wait_for: call.id(), epoch, generation, removed: true, asked_at: None };
         let waited = wait_if_listened_to(&run_dir, &ask, how.timeout.min(LONGEST_WAIT));
         if let Some(Waited::Not(why)) = waited {
-            eprintln!("denizen: {} is removed, but may still be programmed: {why}", ask.wait_for.0);
+            report(format_args!(
+                "{} is removed, but may still be programmed: {why}",
+                ask.wait_for.0
+            ));
         }
     }
     Ok(())

@@ -39,7 +39,7 @@ use denizen_backend::BackendName;
 use denizen_backend::chosen::{self, Choice};
 use denizen_observe::names::Names;
 use denizen_plan::explain::Explanation;
-use denizen_text::{printable_json, printable_lines};
+use denizen_text::{eprint_line, printable_json, printable_lines};
 
 /// Service networking for a node that knows its own pods.
 #[derive(Debug, Parser)]
@@ -191,7 +191,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Err(error) => return Ok(unusable(&error)),
     };
     if !matches!(command, Command::Run(_)) {
-        ignored.iter().for_each(|what| eprintln!("denizen-agent: {what}"));
+        ignored.iter().for_each(|what| eprint_line(format_args!("denizen-agent: {what}")));
     }
     match command {
         Command::Run(args) => {
@@ -233,7 +233,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
 /// Prints what is wrong with the command line or the configuration file. Returns the exit code that
 /// clap has for a wrong command line.
 fn unusable(error: &anyhow::Error) -> ExitCode {
-    eprintln!("denizen-agent: {}", printable_lines(&format!("{error:#}")));
+    eprint_line(format_args!("denizen-agent: {}", printable_lines(&format!("{error:#}"))));
     ExitCode::from(2)
 }
 

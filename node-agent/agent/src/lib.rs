@@ -5,6 +5,12 @@
 //! ([`denizen_plan`]), differences flow out ([`denizen_backend`]). Everything between the first
 //! arrow and the last is pure. [`engine`] joins the layers; [`agent`] alone knows the clock.
 
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic if the reader has gone or the disk is full: `denizen_text` has others"
+)]
+
 pub mod agent;
 pub mod check;
 pub mod cli;

@@ -135,7 +135,11 @@ fn parsed(text: &str) -> Result<EnvFilter, LogLevelError> {
 pub fn log_to_standard_error(format: LogFormat) -> LogFilter {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
     let at_start = EnvFilter::new(filter.to_string());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        // It would report an error of standard error there, with a macro that panics then.
+        .log_internal_errors(false);
     // Like the default format, but without characters that a terminal would obey: values contain
     // names that others wrote.
     let fields = format::debug_fn(|line, field, value| {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use denizen_text::{duration, printable_lines};
+use denizen_text::{duration, eprint_line, printable_lines};
 
 use crate::cluster::{Api, ClusterArgs};
 use crate::completion;
@@ -122,7 +122,7 @@ pub fn run(words: Vec<OsString>) -> ExitCode {
         },
     };
     result.unwrap_or_else(|error| {
-        eprintln!("kubectl denizen: {}", printable_lines(&described(&error)));
+        eprint_line(format_args!("kubectl denizen: {}", printable_lines(&described(&error))));
         ExitCode::from(UNUSABLE)
     })
 }

@@ -21,6 +21,12 @@
 //! | `workload` | what pods belong to |
 //! | the others | a verb each |
 
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic if the reader has gone or the disk is full: `denizen_text` has others"
+)]
+
 pub mod cli;
 mod cluster;
 mod completion;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use denizen_text::{duration, printable_lines};
+use denizen_text::{duration, eprint_line, printable_lines};
 use serde_json::Value;
 
 use crate::output::{Format, PrintedAnswer, described, print};
@@ -45,7 +45,10 @@ pub async fn watch(
             Ok(_the_same) => {}
             // The API server may be updated meanwhile. What is wrong from the start stays wrong.
             Err(error) if last.is_some() => {
-                eprintln!("kubectl denizen: {}", printable_lines(&described(&error)));
+                eprint_line(format_args!(
+                    "kubectl denizen: {}",
+                    printable_lines(&described(&error))
+                ));
             }
             Err(error) => return Err(error),
         }

@@ -12,6 +12,7 @@ mod drops;
 mod health;
 mod in_force;
 mod live_changes;
+mod lost_output;
 mod metrics;
 mod monitoring;
 mod other_release;

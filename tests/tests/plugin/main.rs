@@ -16,4 +16,5 @@ mod pruning;
 mod redirection;
 mod removal;
 mod spec;
+mod stderr;
 mod wait;

@@ -28,7 +28,7 @@ use denizen_plan::MarkBit;
 use denizen_routing::bird;
 use denizen_routing::routes::{AnnouncedRoutes, LearnedRoutes, PodRoutes, Unserved};
 use denizen_state::firewall::note_whether_off;
-use denizen_text::describe;
+use denizen_text::{describe, print_line};
 
 #[derive(Debug, Args)]
 pub(super) struct CleanupArgs {
@@ -56,7 +56,10 @@ pub(super) fn cleanup(args: &CleanupArgs) -> anyhow::Result<()> {
     match &namespace_lock {
         Ok(_) => results.extend(remove_denizens(args)),
         Err(NamespaceLockError::Another { process }) if args.kube_proxy => {
-            println!("an agent is running ({}): its rules are kept", process_named(*process));
+            print_line(format_args!(
+                "an agent is running ({}): its rules are kept",
+                process_named(*process)
+            ));
             planned = virtual_servers_of_agent(&args.run_dir.run_dir);
         }
         Err(NamespaceLockError::Another { .. }) => {
@@ -76,7 +79,9 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
     let run_dir = &args.run_dir.run_dir;
     close_loopback(&Loopback::new(&args.sysctl_dir, run_dir));
     for bridge in BridgeFilter::new(&args.sysctl_dir, run_dir).set_back() {
-        println!("set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back");
+        print_line(format_args!(
+            "set nf_call_iptables and nf_call_ip6tables of bridge {bridge} back"
+        ));
     }
     vec![
         // Before the rules: routers should send no more packets here.
@@ -85,14 +90,17 @@ fn remove_denizens(args: &CleanupArgs) -> Vec<anyhow::Result<()>> {
             .context("cannot remove denizen's rules from other firewalls' chains")
             .map(|chains| {
                 if chains > 0 {
-                    println!("removed denizen's rules from {chains} of other firewalls' chains");
+                    print_line(format_args!(
+                        "removed denizen's rules from {chains} of other firewalls' chains"
+                    ));
                 }
             }),
         // As long as the addresses of virtual servers are still routed here, rules refuse new
         // connections to them.
         only_refuse().context("cannot refuse new connections to virtual servers"),
         virtual_servers().map(|count| print_removed(count, "virtual server")),
-        tables().map(|count| println!("removed {}", counted(count, "nftables table"))),
+        tables()
+            .map(|count| print_line(format_args!("removed {}", counted(count, "nftables table")))),
         arp_table().map(|count| print_removed(count, "nftables table of ARP")),
         chains(args.kube_proxy).map(|chains| print_removed(chains, "iptables chain")),
         routes().map(|routes| print_removed(routes, "route")),
@@ -112,14 +120,14 @@ fn release_plugin(run_dir: &Path) -> anyhow::Result<()> {
 /// that protect 127.0.0.0/8 from neighbours, as denizen does.
 fn close_loopback(loopback: &Loopback) {
     match loopback.set_back() {
-        Ok(true) => println!("set net.ipv4.conf.all.route_localnet back to 0"),
+        Ok(true) => print_line("set net.ipv4.conf.all.route_localnet back to 0"),
         Ok(false) => {}
-        Err(error) => println!("{}", describe(&error)),
+        Err(error) => print_line(describe(&error)),
     }
     if loopback.is_open() {
-        println!(
+        print_line(
             "net.ipv4.conf.all.route_localnet is still 1, and no rule of denizen protects 127.0.0.0/8 from \
-             neighbours any more. Set it to 0 unless kube-proxy or another program needs it"
+             neighbours any more. Set it to 0 unless kube-proxy or another program needs it",
         );
     }
 }
@@ -145,7 +153,7 @@ fn virtual_servers_of_agent(run_dir: &Path) -> BTreeSet<ServerKey> {
             planned.into_iter().map(|(protocol, at)| ServerKey { at, protocol }).collect()
         }
         Err(error) => {
-            println!("{error:#}: connections that ipvs carries are ended");
+            print_line(format_args!("{error:#}: connections that ipvs carries are ended"));
             BTreeSet::new()
         }
     }
@@ -158,10 +166,10 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
     let Some(device) = block_on(kube_ipvs0::device())? else {
         let servers = ipvs::virtual_servers();
         if servers > 0 {
-            println!(
+            print_line(format_args!(
                 "kept {} of ipvs, because they may not be kube-proxy's; `ipvsadm --clear` removes all",
                 counted(servers, "virtual server")
-            );
+            ));
         }
         return Ok(());
     };
@@ -177,10 +185,10 @@ fn remove_ipvs(planned: &BTreeSet<ServerKey>) -> anyhow::Result<()> {
     print_removed(before.saturating_sub(ipvs::all_virtual_servers()), "virtual server");
     if kept > 0 {
         let kept = counted(kept, "virtual server");
-        println!("left {kept} to the agent, with their connections");
+        print_line(format_args!("left {kept} to the agent, with their connections"));
     }
     if carried > 0 {
-        println!("ended {}, which ipvs carried", counted(carried, "connection"));
+        print_line(format_args!("ended {}, which ipvs carried", counted(carried, "connection")));
     }
     Ok(())
 }
@@ -203,8 +211,8 @@ fn learned(run_dir: &Path) -> anyhow::Result<()> {
         }
     }
     if UnixStream::connect(folder.join(bird::SOCKET)).is_ok() {
-        println!(
-            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again"
+        print_line(
+            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again",
         );
         return Ok(());
     }
@@ -256,7 +264,7 @@ fn chains(thoroughly: bool) -> anyhow::Result<usize> {
 
 fn print_removed(count: usize, what: &str) {
     if count > 0 {
-        println!("removed {}", counted(count, what));
+        print_line(format_args!("removed {}", counted(count, what)));
     }
 }
 

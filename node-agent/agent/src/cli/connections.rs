@@ -17,7 +17,7 @@ use denizen_observe::connections::{
     ConnectionFilter, ConnectionReader, NamedConnection, Totals, TrackedEvent,
 };
 use denizen_observe::names::Names;
-use denizen_text::{Printable, printable_json, printable_lines};
+use denizen_text::{Printable, eprint_line, printable_json, printable_lines};
 
 /// How long names are used before the agent is asked for them again.
 const NAMES_FOR: Duration = Duration::from_secs(5);
@@ -189,13 +189,13 @@ impl<W: Write> Show<W> {
     fn watch(&mut self, reader: &mut ConnectionReader, run_dir: &Path) -> anyhow::Result<()> {
         end_with_reader();
         reader.listen().context("cannot watch connections")?;
-        eprintln!("watching connections that begin and end");
+        eprint_line("watching connections that begin and end");
         let mut named = Instant::now();
         while self.failed.is_none() {
             let mut events = Vec::new();
             match reader.receive(|event| events.push(event)) {
                 Err(NetlinkError::Overflow) => {
-                    eprintln!("events are missing: the kernel had more to tell than was read");
+                    eprint_line("events are missing: the kernel had more to tell than was read");
                 }
                 received => received.context("cannot watch connections")?,
             }

@@ -26,7 +26,7 @@ use denizen_observe::drops::{
 };
 use denizen_observe::names::Names;
 use denizen_plan::explain::PolicyRow;
-use denizen_text::{Printable, printable_json};
+use denizen_text::{Printable, eprint_line, printable_json};
 
 /// How often the command repeats its request to sample drops.
 const RENEW: Duration = Duration::from_secs(2);
@@ -124,18 +124,20 @@ fn watch(run_dir: &Path, output: Output) -> anyhow::Result<()> {
     let mut watch = DropWatch::open()?;
     let Sampled { services, network_policies } = sample(run_dir)?;
     let mut names: Names = names(run_dir)?;
-    eprintln!("watching packets that are dropped or refused: at most five a second of each rule");
+    eprint_line("watching packets that are dropped or refused: at most five a second of each rule");
     if !services {
-        eprintln!("what the rules of services drop is not shown: they are not denizen's nftables");
+        eprint_line(
+            "what the rules of services drop is not shown: they are not denizen's nftables",
+        );
     }
     if !network_policies {
-        eprintln!("NetworkPolicies are not enforced here");
+        eprint_line("NetworkPolicies are not enforced here");
     }
     let mut renewed = Instant::now();
     loop {
         let mut packets = Vec::new();
         if watch.receive(RENEW, &names, |packet| packets.push(packet))? {
-            eprintln!("packets are missing: the kernel had more to tell than was read in time");
+            eprint_line("packets are missing: the kernel had more to tell than was read in time");
         }
         for packet in &mut packets {
             packet.policy = refusing_packet(run_dir, packet);

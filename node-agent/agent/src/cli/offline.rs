@@ -17,7 +17,7 @@ use denizen_model::{Event, Listing, Node, NodeAddress};
 use denizen_plan::explain::{self, Explanation, FirstPacket};
 use denizen_plan::{FirewallPlan, Planner};
 use denizen_source::{egress, manifests, state_file};
-use denizen_text::Printable;
+use denizen_text::{Printable, eprint_line};
 
 /// The inputs that replace the kernel and the API.
 #[derive(Debug, Args)]
@@ -92,7 +92,7 @@ fn planner(facts: &Facts) -> anyhow::Result<Planner> {
         features: facts.policy.features(),
     })?;
     for problem in problems {
-        eprintln!("denizen-agent: ignored: {}", Printable(&problem));
+        eprint_line(format_args!("denizen-agent: ignored: {}", Printable(&problem)));
     }
     events.push(addresses(&events));
     events.push(Event::Listed(Listing::Addresses));

@@ -23,7 +23,7 @@ use super::{ask, check};
 use crate::config::RunDirArgs;
 use crate::control::{Empty, ExplainQuery, Request};
 use denizen_observe::status::view::ViewQuery;
-use denizen_text::printable_json;
+use denizen_text::{eprint_line, printable_json};
 
 /// The version of the protocol. It changes when the meaning of an answer changes, not when an
 /// answer is added.
@@ -83,7 +83,7 @@ struct Hello {
 pub(super) fn relay(args: &RelayArgs) -> anyhow::Result<()> {
     thread::spawn(|| {
         thread::sleep(SESSION);
-        eprintln!("denizen-agent relay: ends after {SESSION:?}");
+        eprint_line(format_args!("denizen-agent relay: ends after {SESSION:?}"));
         std::process::exit(1);
     });
     let (mut requests, mut out) = (io::stdin().lock(), io::stdout().lock());

@@ -14,8 +14,7 @@ use super::{Output, ask, end_with_reader, show};
 use crate::config::RunDirArgs;
 use crate::control::ExplainQuery;
 use denizen_observe::trace::{PacketFollower, Prediction, TraceReport, TracedPackets};
-use denizen_text::duration;
-use denizen_text::printable_lines;
+use denizen_text::{duration, eprint_line, printable_lines};
 
 #[derive(Debug, Args)]
 pub(super) struct TraceArgs {
@@ -47,7 +46,9 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     let prediction = predicted(run_dir.run_dir, from, to)?;
     let (from, to) = (prediction.from.clone(), prediction.to.clone());
     let mut follower = PacketFollower::start(prediction, count).context("cannot follow packets")?;
-    eprintln!("following packets from {from} to {to}: at most {count}, for at most {timeout:?}");
+    eprint_line(format_args!(
+        "following packets from {from} to {to}: at most {count}, for at most {timeout:?}"
+    ));
     let mut packets: Vec<TraceReport> = Vec::new();
     let mut printed = Ok(());
     end_with_reader();
@@ -70,7 +71,7 @@ pub(super) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     })?;
     printed.context("cannot write to standard output")?;
     if follower.has_lost() {
-        eprintln!("packets are missing: the kernel had more to tell than was read in time");
+        eprint_line("packets are missing: the kernel had more to tell than was read in time");
     }
     let is_seen = !packets.is_empty();
     if output == Output::Json {

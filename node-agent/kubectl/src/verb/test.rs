@@ -47,7 +47,7 @@ use crate::no_answer::NoAnswer;
 use crate::objects;
 use crate::output::{self, ClusterReport, Format, INCOMPLETE, Level, PrintedAnswer, described};
 use crate::survey::{Limits, Unanswered};
-use denizen_text::printable_lines;
+use denizen_text::{eprint_line, printable_lines};
 
 /// Time in addition to the time limit, for reporting the results.
 const REPORT_TIME: Duration = Duration::from_secs(5);
@@ -153,18 +153,20 @@ async fn is_removed(
     let name = &namespace.name;
     match &removed {
         Ok(NamespaceRemoval::Gone) => {}
-        Ok(NamespaceRemoval::Terminating) => eprintln!("namespace {name} is being deleted"),
+        Ok(NamespaceRemoval::Terminating) => {
+            eprint_line(format_args!("namespace {name} is being deleted"))
+        }
         Err(error) => {
             let why = printable_lines(&described(error));
-            eprintln!("namespace {name} could not be deleted: {why}");
-            eprintln!("to delete it: kubectl denizen test --cleanup");
+            eprint_line(format_args!("namespace {name} could not be deleted: {why}"));
+            eprint_line("to delete it: kubectl denizen test --cleanup");
         }
     }
     removed.is_ok()
 }
 
 fn interrupted() -> PrintedAnswer {
-    eprintln!("interrupted: the test is not over");
+    eprint_line("interrupted: the test is not over");
     PrintedAnswer { text: String::new(), code: INCOMPLETE }
 }
 

@@ -23,7 +23,7 @@ use crate::no_answer::NoAnswer;
 use crate::output::ClusterReport;
 use crate::session;
 use crate::survey::{Limits, Unanswered};
-use denizen_text::duration;
+use denizen_text::{duration, eprint_line};
 
 /// Maximum number of endpoints that are followed: each costs its node a process.
 const ENDPOINTS: usize = 16;
@@ -69,8 +69,10 @@ pub async fn trace(
     limits: Limits,
     args: &TraceArgs,
 ) -> anyhow::Result<ClusterReport<ClusterTrace>> {
-    trace_after(api, limits, args, || eprintln!("following packets for at most {:?}", args.time))
-        .await
+    trace_after(api, limits, args, || {
+        eprint_line(format_args!("following packets for at most {:?}", args.time))
+    })
+    .await
 }
 
 /// As [`trace()`]; `begins` is called once it is known whom to follow.

@@ -11,6 +11,7 @@ use denizen_state::run_dir::{NEXT_SOCKET, SOCKET, STATE_FILE};
 
 use denizen_routing::bird;
 use denizen_source::egress;
+use denizen_text::print_line;
 
 /// Removes the agent's files, and says which stay, and why.
 pub(super) fn remove(run_dir: &Path) -> anyhow::Result<()> {
@@ -37,12 +38,12 @@ pub(super) fn remove(run_dir: &Path) -> anyhow::Result<()> {
         }
     }
     if !kept.is_empty() {
-        println!(
+        print_line(format_args!(
             "kept {} in {} until the next boot: the runtime still calls the plugin for pods that \
              it has recorded",
             kept.join(", "),
             run_dir.display()
-        );
+        ));
     }
     Ok(())
 }
