@@ -9,13 +9,14 @@
 pub mod bridge;
 pub mod conflist;
 pub mod folder;
+mod folder_lock;
+mod keep;
 mod multus;
 mod own_entry;
 pub mod plugin;
 pub mod portmap;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -23,25 +24,15 @@ use denizen_backend::portmap::removable;
 use denizen_cni::{ANNOTATIONS, PORT_MAPPINGS, REPLACED_PORTMAP};
 use denizen_state::{RunDir, StateError, run_dir};
 use serde_json::{Map, Value};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use self::bridge::BridgeError;
 use self::conflist::PLUGIN;
-use self::folder::{ConfigReport, FolderError};
-use denizen_source::watch::{FolderHints, FolderWatch};
-use denizen_text::describe;
+use self::folder::ConfigReport;
+use self::folder_lock::FolderLock;
 
 /// The key of the plugin's entry that asks for host ports.
 pub const HOST_PORTS: &str = "hostPorts";
-
-/// How often the folder is checked without an event: inotify does not report changes of a link's
-/// target.
-const AGAIN: Duration = Duration::from_secs(10);
-
-/// The pause after an event, for a writer that writes several files, or one in pieces.
-const QUIET: Duration = Duration::from_millis(100);
 
 /// `denizen-agent install-cni`, as written.
 #[derive(Debug, Clone, Args)]
@@ -136,6 +127,7 @@ impl InstallArgs {
 /// The error to print.
 pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     if args.uninstall {
+        let _lock = FolderLock::to_remove(&args.cni_conf_dir)?;
         let report = folder::remove_denizen(&args.cni_conf_dir)?;
         log(&report, "removed denizen from this CNI configuration");
         for pod in without_portmap(&args.run_dir)? {
@@ -166,7 +158,7 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    keep(args, &entry).await
+    keep::keep(args, &entry).await
 }
 
 /// The pods whose host ports no other plugin has ever served: denizen's ADD recorded them.
@@ -197,69 +189,6 @@ async fn put_bridge(args: &InstallArgs, entry: &Value) -> Result<(), BridgeError
 fn portmap_stays(args: &InstallArgs) -> Option<String> {
     let why = removable().err().filter(|_| args.replace_portmap)?;
     Some(format!("portmap stays in the list: {why}"))
-}
-
-/// Keeps denizen in the configuration until a signal stops this program. The entry stays.
-async fn keep(args: &InstallArgs, entry: &Value) -> anyhow::Result<()> {
-    let folder = args.cni_conf_dir.as_path();
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut reported = None;
-    loop {
-        // The watch begins before the check, so that a later write ends the wait.
-        let mut watch = FolderWatch::open(folder).ok();
-        let mut problems = Vec::new();
-        if args.with_bridge
-            && let Err(error) = put_bridge(args, entry).await
-        {
-            problems.push(describe(&error));
-            // The agent sends no notification when it knows the podCIDRs: look again.
-            watch = None;
-        }
-        problems.extend(check(folder, entry));
-        problems.extend(portmap_stays(args));
-        if reported.as_ref() != Some(&problems) {
-            problems.iter().for_each(|problem| warn!(problem, "CNI configuration"));
-            reported = Some(problems);
-        }
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            () = change(watch) => sleep(QUIET).await,
-        }
-    }
-}
-
-/// Adds denizen where it is missing. Returns the problems.
-fn check(folder: &Path, entry: &Value) -> Vec<String> {
-    match folder::insert(folder, entry) {
-        Ok(report) => {
-            log(
-                &ConfigReport { unusable: Vec::new(), ..report.clone() },
-                "added denizen to this CNI configuration",
-            );
-            report
-                .unusable
-                .iter()
-                .map(|(path, why)| format!("{} is not changed: {why}", path.display()))
-                .collect()
-        }
-        Err(error @ FolderError::Nothing(_)) => vec![format!("{error} yet: waiting for one")],
-        Err(error) => vec![describe(&error)],
-    }
-}
-
-async fn change(watch: Option<FolderWatch>) {
-    match watch {
-        None => sleep(AGAIN / 10).await,
-        Some(watch) => {
-            let mut hints = FolderHints::default();
-            // A failed watch is opened again after a pause.
-            if let Ok(Err(_)) = timeout(AGAIN, watch.changed(&mut hints)).await {
-                sleep(AGAIN).await;
-            }
-        }
-    }
 }
 
 fn log(report: &ConfigReport, what: &str) {

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -60,7 +60,10 @@ impl CniNode {
     }
 
     fn start(&self) -> Result<Running> {
-        let log = File::create(self.folder.path().join("log"))?;
+        self.start_with_log(File::create(self.folder.path().join("log"))?)
+    }
+
+    fn start_with_log(&self, log: File) -> Result<Running> {
         let child = self.command(&[])?.stdin(Stdio::null()).stderr(log).spawn()?;
         Ok(Running(child))
     }
@@ -79,6 +82,13 @@ impl CniNode {
 }
 
 struct Running(Child);
+
+impl Running {
+    fn terminate(&mut self) -> Result<ExitStatus> {
+        kill(Pid::from_raw(self.0.id().try_into()?), Signal::SIGTERM)?;
+        Ok(self.0.wait()?)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -163,9 +173,62 @@ fn it_waits_for_a_configuration_and_keeps_its_place_in_it() -> Result<()> {
         let first = if round % 2 == 0 { "ptp" } else { "bridge" };
         node.wait("put in again", || is(&node.conf(), &[first, "portmap", "denizen"]))?;
     }
-    kill(Pid::from_raw(running.0.id().try_into()?), Signal::SIGTERM)?;
-    assert!(running.0.wait()?.success());
+    assert!(running.terminate()?.success());
     assert_eq!(active(&node.conf())?.len(), 3, "it stays when the program is upgraded");
+    Ok(())
+}
+
+/// An uninstallation may begin before the old pod has ended. After the next boot, an entry that was
+/// put back would keep every pod from starting.
+#[test]
+fn a_removed_entry_is_never_put_back() -> Result<()> {
+    for (name, text, with) in [
+        ("10-x.conflist", LIST, &["bridge", "portmap", "denizen"][..]),
+        ("10-x.conf", LONE, &["ptp", "denizen"]),
+    ] {
+        let node = CniNode::new()?;
+        node.write(name, text)?;
+        let mut running = node.start()?;
+        node.wait("put in", || is(&node.conf(), with))?;
+        let refused = node.run(&["--uninstall"])?;
+        let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && printed.contains("still runs"), "{printed}");
+        assert!(is(&node.conf(), with), "it is as it was: {:?}", active(&node.conf()));
+        // The owner rewrites its file, and the pod ends while it is about to put denizen back.
+        node.write(name, text)?;
+        assert!(running.terminate()?.success());
+        assert!(node.run(&["--uninstall"])?.status.success());
+        let left: Vec<_> =
+            fs::read_dir(node.conf())?.flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(left, [name]);
+        assert_eq!(fs::read_to_string(node.conf().join(name))?, text);
+    }
+    Ok(())
+}
+
+/// The entry would stay in the folder that the runtime reads.
+#[test]
+fn a_removal_from_a_wrong_folder_is_an_error() -> Result<()> {
+    let node = CniNode::new()?;
+    fs::write(node.conf().join("README"), "no configuration")?;
+    let printed = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = node.run(&["--uninstall"])?;
+    assert!(!refused.status.success(), "an empty folder");
+    assert!(printed(&refused).contains("no usable CNI configuration"), "{}", printed(&refused));
+    fs::remove_dir_all(node.conf())?;
+    assert!(!node.run(&["--uninstall"])?.status.success(), "no folder");
+    Ok(())
+}
+
+#[test]
+fn the_entry_is_kept_if_the_log_cannot_be_written() -> Result<()> {
+    let node = CniNode::new()?;
+    let mut running = node.start_with_log(File::options().write(true).open("/dev/full")?)?;
+    for first in ["bridge", "ptp"] {
+        node.write("10-x.conflist", &LIST.replace("bridge", first))?;
+        node.wait("put in", || is(&node.conf(), &[first, "portmap", "denizen"]))?;
+    }
+    assert!(running.terminate()?.success());
     Ok(())
 }
 

@@ -42,9 +42,19 @@ pub enum FolderError {
         #[source]
         source: io::Error,
     },
-    /// There is no usable configuration yet.
+    /// There is no usable configuration.
     #[error("there is no usable CNI configuration in {}", .0.display())]
     Nothing(PathBuf),
+    /// A program keeps denizen in it.
+    #[error(
+        "install-cni still runs, and would put denizen back into {}: stop it, and run \
+         this again",
+        .0.display()
+    )]
+    Kept(PathBuf),
+    /// A program removes denizen from it.
+    #[error("denizen is being removed from {}", .0.display())]
+    Removing(PathBuf),
     /// Another program wrote a file at the same time.
     #[error("{} was changed by another program meanwhile", .0.display())]
     Overtaken(PathBuf),
@@ -239,6 +249,10 @@ pub fn create(path: &Path, text: &str) -> Result<bool, FolderError> {
 pub fn remove_denizen(folder: &Path) -> Result<ConfigReport, FolderError> {
     let mut report = ConfigReport::default();
     let candidates = candidates(folder, &mut report)?;
+    if candidates.is_empty() {
+        // The runtime's folder is another one: denizen would stay there.
+        return Err(FolderError::Nothing(folder.to_owned()));
+    }
     for file in &candidates {
         if file.is_list_of_lone_plugin()
             && !is_named_by_multus(file, &candidates)
