@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests read clocks and files; denizen does not")]
 
 mod bgp;
+mod cleanup;
 mod fabric;
 mod greedy;
 mod hostile;

@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 
 use super::{ask, block_on};
@@ -211,10 +211,9 @@ fn learned(run_dir: &Path) -> anyhow::Result<()> {
         }
     }
     if UnixStream::connect(folder.join(bird::SOCKET)).is_ok() {
-        print_line(
-            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again",
+        bail!(
+            "BIRD is running, and keeps its sessions and its routes: stop it, and run this again"
         );
-        return Ok(());
     }
     let removed = LearnedRoutes::open().and_then(|mut routes| routes.remove());
     print_removed(
