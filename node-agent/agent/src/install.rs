@@ -30,6 +30,7 @@ use self::bridge::BridgeError;
 use self::conflist::PLUGIN;
 use self::folder::ConfigReport;
 use self::folder_lock::FolderLock;
+use self::plugin::PluginError;
 
 /// The key of the plugin's entry that asks for host ports.
 pub const HOST_PORTS: &str = "hostPorts";
@@ -142,9 +143,7 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
     };
     // The program first: a configuration that names a missing program prevents every pod from
     // starting.
-    if plugin::put(&plugin, &args.cni_bin_dir)? {
-        info!(path = %args.cni_bin_dir.join(PLUGIN).display(), "plugin installed");
-    }
+    put_plugin(&plugin, &args.cni_bin_dir)?;
     if args.once {
         if let Some(problem) = portmap_stays(args) {
             warn!(problem, "CNI configuration");
@@ -158,7 +157,15 @@ pub async fn run(args: &InstallArgs) -> anyhow::Result<()> {
         );
         return Ok(());
     }
-    keep::keep(args, &entry).await
+    keep::keep(args, &plugin, &entry).await
+}
+
+/// Installs the program, unless it is there.
+fn put_plugin(plugin: &Path, folder: &Path) -> Result<(), PluginError> {
+    if plugin::put(plugin, folder)? {
+        info!(path = %folder.join(PLUGIN).display(), "plugin installed");
+    }
+    Ok(())
 }
 
 /// The pods whose host ports no other plugin has ever served: denizen's ADD recorded them.

@@ -1,7 +1,9 @@
 //! `denizen-agent install-cni` as it runs on a node: beside owners that rewrite their files, and
 //! killed at any instant.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +59,10 @@ impl CniNode {
 
     fn run(&self, flags: &[&str]) -> Result<Output> {
         Ok(self.command(flags)?.output()?)
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.folder.path().join("bin/denizen")
     }
 
     fn start(&self) -> Result<Running> {
@@ -217,6 +223,35 @@ fn a_removal_from_a_wrong_folder_is_an_error() -> Result<()> {
     assert!(printed(&refused).contains("no usable CNI configuration"), "{}", printed(&refused));
     fs::remove_dir_all(node.conf())?;
     assert!(!node.run(&["--uninstall"])?.status.success(), "no folder");
+    Ok(())
+}
+
+/// Without the program that the entry names, no pod starts.
+#[test]
+fn a_program_that_is_removed_or_replaced_is_put_back() -> Result<()> {
+    let node = CniNode::new()?;
+    node.write("10-x.conflist", LIST)?;
+    let _running = node.start()?;
+    node.wait("put in", || is(&node.conf(), &["bridge", "portmap", "denizen"]))?;
+    let (plugin, before) = (node.plugin(), fs::read(node.plugin())?);
+    let folder = plugin.parent().context("a folder")?.to_owned();
+    let losses: [(&str, &dyn Fn() -> io::Result<()>); 4] = [
+        ("removed", &|| fs::remove_file(&plugin)),
+        ("replaced", &|| fs::write(&plugin, "#!/bin/sh\nexit 1\n")),
+        ("not executable", &|| fs::set_permissions(&plugin, Permissions::from_mode(0o644))),
+        ("its folder replaced", &|| {
+            fs::rename(&folder, node.folder.path().join("old"))?;
+            fs::create_dir(&folder)
+        }),
+    ];
+    for (what, lose) in losses {
+        lose()?;
+        node.wait(what, || {
+            let mode = fs::metadata(&plugin).map(|there| there.mode() & 0o111);
+            mode.is_ok_and(|mode| mode == 0o111) && fs::read(&plugin).is_ok_and(|now| now == before)
+        })?;
+    }
+    assert!(is(&node.conf(), &["bridge", "portmap", "denizen"]));
     Ok(())
 }
 
