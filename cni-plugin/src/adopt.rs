@@ -86,10 +86,34 @@ impl Adopter {
     /// # Errors
     /// When the kernel cannot be queried.
     pub fn mac(&mut self, record: &Attachment) -> io::Result<Option<String>> {
+        self.host_end(record)?.as_ref().map_or(Ok(None), mac_behind)
+    }
+
+    /// Whether the link of `record` leads to the interface of its pod; `None` if that cannot be
+    /// told. The network namespace decides if it can be reached, since a pod may change its MAC
+    /// address.
+    ///
+    /// # Errors
+    /// When the kernel cannot be queried.
+    pub fn leads_to_pod(&mut self, record: &Attachment) -> io::Result<Option<bool>> {
+        let Some(host) = self.host_end(record)? else { return Ok(None) };
+        let path = record.netns.as_deref().map(Path::new);
+        match path.map(|path| namespace(&mut self.node, path)).transpose() {
+            Ok(Some(Some((_, nsid)))) => return Ok(Some(host.lower_nsid == Some(nsid))),
+            Err(NotAdopted::Kernel(error)) => return Err(error),
+            Err(NotAdopted::ContradictedByKernel(_) | NotAdopted::Malformed(_)) => {
+                return Ok(Some(false));
+            }
+            Ok(None | Some(None)) => {}
+        }
+        let macs = record.mac.as_ref().zip(mac_behind(&host)?);
+        Ok(macs.map(|(recorded, mac)| *recorded == mac))
+    }
+
+    /// The node's end of the interface that `record` is about; `None` if it is gone.
+    fn host_end(&mut self, record: &Attachment) -> io::Result<Option<NetnsLink>> {
         let Some(recorded) = &record.host_interface else { return Ok(None) };
-        let host = self.node.at(recorded.index)?;
-        let host = host.filter(|link| link.name == recorded.name);
-        host.as_ref().map_or(Ok(None), mac_behind)
+        Ok(self.node.at(recorded.index)?.filter(|link| link.name == recorded.name))
     }
 }
 

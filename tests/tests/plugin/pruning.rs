@@ -141,6 +141,48 @@ fn what_died_while_no_agent_ran_is_forgotten_at_the_start() -> Result<()> {
     Ok(())
 }
 
+/// The record of a pod that nobody deleted, from before the node's clock was set back. Calico gives
+/// the veths of a StatefulSet's pods one name and one MAC address, and often the same index.
+#[test]
+fn a_clock_that_was_set_back_costs_no_living_pod_its_record() -> Result<()> {
+    let (cluster, _server) = cluster("prune-clock")?;
+    let run_dir = RunDir::open(cluster.run_dir())?;
+    let put = |record: &Attachment| run_dir.put(Duration::from_secs(5), record).map(drop);
+    let mut living = Vec::new();
+    for (wiring, is_reachable) in [
+        (Wiring::Routed, true),
+        (Wiring::Routed, false),
+        (Wiring::Bridged, true),
+        (Wiring::Bridged, false),
+    ] {
+        let pod = cluster.add_pod(&format!("clock{}", living.len()), wiring)?;
+        let state = run_dir.read()?.context("a state")?;
+        let mut record = state.attachments[&AttachmentId(pod.attachment())].clone();
+        let mut former = record.clone();
+        former.container_id = format!("former{}", living.len());
+        former.added_at = "2099-01-01T00:00:00Z".to_owned();
+        former.ips = vec![ip("192.0.2.9"), ip("2001:db8:99::9")];
+        if is_reachable {
+            // The MAC address settles nothing, as if the pod had a fixed one.
+            let here = pod.netns.path().with_file_name("gone");
+            former.netns = Some(here.display().to_string());
+        } else {
+            // As in a container that has no access to the namespaces.
+            record.netns = None;
+            former.netns = None;
+            former.mac = Some("0a:00:00:00:00:01".to_owned());
+        }
+        put(&record)?;
+        put(&former)?;
+        living.push(pod);
+    }
+    let agent = cluster.start_agent()?;
+    let ids: Vec<_> = living.iter().map(Pod::attachment).collect();
+    only(&cluster, &agent, &ids.iter().map(String::as_str).collect::<Vec<_>>())?;
+    assert!(living.iter().all(is_local));
+    Ok(())
+}
+
 /// Runtimes DEL a container twice, the second time when its address may long be another's.
 #[test]
 fn a_late_second_del_takes_nothing_from_who_uses_it_now() -> Result<()> {

@@ -4,11 +4,11 @@
 //! has the same low index each time, and it keeps that index on the node if the index is free
 //! there.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 
 use denizen_cni::Adopter;
-use denizen_state::{Attachment, AttachmentId, State};
+use denizen_state::{Attachment, State};
 use jiff::Timestamp;
 use tracing::debug;
 
@@ -35,6 +35,16 @@ impl PodEnds {
         now.host_interface != record.host_interface && mac.ok().flatten().is_some_and(is_other)
     }
 
+    /// Where the link of `record` leads.
+    pub(super) fn end_of(&mut self, record: &Attachment) -> LinkEnd {
+        let leads_to_pod = self.0.as_mut().map(|kernel| kernel.leads_to_pod(record));
+        match leads_to_pod.and_then(Result::ok).flatten() {
+            Some(true) => LinkEnd::ItsPod,
+            Some(false) => LinkEnd::OtherPod,
+            None => LinkEnd::Unknown,
+        }
+    }
+
     /// `now`, with the links of `record` in place of those that lead to another pod; `None` if the
     /// first link leads to another pod, or if nothing changed.
     pub(super) fn confirm(
@@ -54,20 +64,35 @@ impl PodEnds {
     }
 }
 
-/// The records whose link is also in a newer record: a veth has only one pod.
-pub(super) fn superseded(state: &State, links: &LinksByIndex<'_>) -> HashSet<AttachmentId> {
-    let records = || {
-        state.attachments.iter().filter_map(|(id, record)| {
-            let index = record.host_interface.as_ref()?.index;
-            let added_at: Timestamp = record.added_at.parse().ok()?;
-            links.is_pod_s_veth(index).then_some((index, added_at, id))
-        })
+/// Where the link of a record leads, as far as the kernel can tell; the most trustworthy answer
+/// last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum LinkEnd {
+    OtherPod,
+    Unknown,
+    ItsPod,
+}
+
+/// The indices of veths that several records have: a veth has only one pod.
+pub(super) fn shared(state: &State, links: &LinksByIndex<'_>) -> HashSet<u32> {
+    let records = state.attachments.values().filter(|record| !links.lacks(record));
+    let indices = records.filter_map(|record| Some(record.host_interface.as_ref()?.index));
+    let mut seen = HashSet::new();
+    indices.filter(|index| links.is_pod_s_veth(*index) && !seen.insert(*index)).collect()
+}
+
+fn added_at(record: &Attachment) -> Option<Timestamp> {
+    record.added_at.parse().ok()
+}
+
+/// Whether each of the records of one veth must go. The kernel decides where it can, since the
+/// clock may have been set back between two ADDs; else the time of the ADD.
+pub(super) fn superseded(records: &[(LinkEnd, &Attachment)]) -> Vec<bool> {
+    let best = records.iter().map(|(end, _)| *end).max();
+    let kept = records.iter().filter(|(end, _)| Some(*end) == best);
+    let newest = kept.filter_map(|(_, record)| added_at(record)).max();
+    let must_go = |(end, record): &(LinkEnd, &Attachment)| {
+        Some(*end) < best || added_at(record).is_some_and(|time| Some(time) < newest)
     };
-    let mut newest: BTreeMap<u32, Timestamp> = BTreeMap::new();
-    for (index, added_at, _) in records() {
-        let newest = newest.entry(index).or_insert(added_at);
-        *newest = (*newest).max(added_at);
-    }
-    let old = records().filter(|(index, added_at, _)| *added_at < newest[index]);
-    old.map(|(_, _, id)| id.clone()).collect()
+    records.iter().map(must_go).collect()
 }

@@ -5,7 +5,7 @@
 //! record was read*, or belongs to another pod there. So a record that is made or changed meanwhile
 //! is safe, whatever the list contains.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use denizen_state::{Attachment, AttachmentId, RunDir, State, StateError};
@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::LOCK_WAIT;
 use super::links::{LinkError, LinksByIndex};
-use super::pod_ends::{PodEnds, superseded};
+use super::pod_ends::{LinkEnd, PodEnds, shared, superseded};
 use crate::node::{self, Link};
 
 /// Removes every record whose link is gone, or is another pod's by now. `known`, the last published
@@ -51,39 +51,67 @@ pub async fn prune(run_dir: &Path, known: &[Link]) -> Result<(), LinkError> {
 #[derive(Debug)]
 struct PruneCandidate {
     read: Attachment,
-    /// The record with the link that now has its index, and shares only the name or only the MAC
-    /// address; `None` if the record's link is gone for sure.
-    matched_in_part: Option<Attachment>,
+    doubt: Doubt,
 }
 
-/// The records whose link is not in `links`, or may have been replaced by another link.
+/// Why a record's link may be gone.
+#[derive(Debug)]
+enum Doubt {
+    /// It is gone for sure.
+    Gone,
+    /// The link that now has its index shares only the name or only the MAC address: the record
+    /// with that link.
+    MatchedInPart(Attachment),
+    /// Other records have the same link, of this index: the record as the link is now.
+    Shared(u32, Attachment),
+}
+
+/// The records whose link is not in `links`, or may be another pod's.
 fn candidates(state: &State, links: &[Link]) -> HashMap<AttachmentId, PruneCandidate> {
     let links = LinksByIndex::of(links);
-    let superseded = superseded(state, &links);
-    let of = |(id, read): (&AttachmentId, &Attachment)| {
-        let matched = links.moved(read);
-        let is_gone = links.lacks(read) || superseded.contains(id);
+    let shared = shared(state, &links);
+    let doubt = |read: &Attachment| {
+        let index = read.host_interface.as_ref()?.index;
+        let now = links.moved(read);
         let differs = |now: &Attachment| now.host_interface != read.host_interface;
-        if !is_gone && !matched.as_ref().is_some_and(differs) {
-            return None;
+        match links.lacks(read) {
+            true => Some(Doubt::Gone),
+            false if shared.contains(&index) => {
+                Some(Doubt::Shared(index, now.unwrap_or_else(|| read.clone())))
+            }
+            false => now.filter(differs).map(Doubt::MatchedInPart),
         }
-        let matched_in_part = matched.filter(|_| !is_gone);
-        Some((id.clone(), PruneCandidate { read: read.clone(), matched_in_part }))
     };
-    state.attachments.iter().filter_map(of).collect()
+    let all = state.attachments.iter();
+    all.filter_map(|(id, read)| {
+        Some((id.clone(), PruneCandidate { doubt: doubt(read)?, read: read.clone() }))
+    })
+    .collect()
 }
 
 /// The candidates whose link is gone, or leads to another pod.
 fn lost(candidates: HashMap<AttachmentId, PruneCandidate>) -> HashMap<AttachmentId, Attachment> {
     let mut ends = PodEnds::open();
-    let mut is_gone = |candidate: &PruneCandidate| {
-        candidate
-            .matched_in_part
-            .as_ref()
-            .is_none_or(|now| ends.lead_elsewhere(&candidate.read, now))
-    };
-    let lost = candidates.into_iter().filter(|(_, candidate)| is_gone(candidate));
-    lost.map(|(id, candidate)| (id, candidate.read)).collect()
+    let mut lost = HashMap::new();
+    let mut shared: BTreeMap<u32, Vec<(LinkEnd, AttachmentId, Attachment)>> = BTreeMap::new();
+    for (id, PruneCandidate { read, doubt }) in candidates {
+        match doubt {
+            Doubt::MatchedInPart(now) if !ends.lead_elsewhere(&read, &now) => {}
+            Doubt::Gone | Doubt::MatchedInPart(_) => {
+                lost.insert(id, read);
+            }
+            Doubt::Shared(index, now) => {
+                shared.entry(index).or_default().push((ends.end_of(&now), id, read));
+            }
+        }
+    }
+    for records in shared.into_values() {
+        let known: Vec<_> = records.iter().map(|(end, _, read)| (*end, read)).collect();
+        let must_go = superseded(&known);
+        let records = records.into_iter().zip(must_go).filter(|(_, must_go)| *must_go);
+        lost.extend(records.map(|((_, id, read), _)| (id, read)));
+    }
+    lost
 }
 
 /// Removes the records in `lost` that are unchanged since the read.
@@ -128,19 +156,29 @@ mod tests {
         assert_eq!(left.into_values().collect::<Vec<_>>(), [added_again]);
     }
 
-    #[test]
-    fn of_two_records_of_one_veth_the_newer_stays() {
+    /// A state of records with these names, links and times.
+    fn state(records: &[(&str, (&str, u32, &str), &str)]) -> State {
         let mut state = State::empty(Epoch("e".to_owned()));
-        let mut put = |name: &str, link: (&str, u32, &str), added_at: &str| {
-            let mut record = record(Some(link));
-            (record.if_name, record.added_at) = (name.to_owned(), added_at.to_owned());
+        for (name, link, added_at) in records {
+            let mut record = record(Some(*link));
+            (record.if_name, record.added_at) = ((*name).to_owned(), (*added_at).to_owned());
             state.attachments.insert(record.id(), record);
-        };
-        put("old", ("cali1", 7, "ee"), "2026-11-29T08:00:00.1Z");
-        put("new", ("cali1", 7, "ee"), "2026-11-29T08:00:00.2Z");
-        put("port", ("uplink", 8, "ee"), "2026-11-29T08:00:00Z");
-        put("shared", ("uplink", 8, "ee"), "2026-11-29T09:00:00Z");
-        put("renamed", ("cali3", 9, "ee"), "2026-11-29T08:00:00Z");
+        }
+        state
+    }
+
+    #[test]
+    fn records_of_one_veth_are_in_doubt() {
+        let state = state(&[
+            ("old", ("cali1", 7, "ee"), "2026-11-29T08:00:00.1Z"),
+            ("new", ("cali1", 7, "ee"), "2026-11-29T08:00:00.2Z"),
+            ("gone", ("cali0", 7, "aa"), "2026-11-29T08:00:00Z"),
+            ("port", ("uplink", 8, "ee"), "2026-11-29T08:00:00Z"),
+            ("on the port", ("uplink", 8, "ee"), "2026-11-29T09:00:00Z"),
+            ("renamed", ("cali3", 9, "ee"), "2026-11-29T08:00:00Z"),
+            ("alone", ("cali5", 10, "ee"), "2026-11-29T08:00:00Z"),
+            ("predecessor", ("cali6", 10, "aa"), "2026-11-29T09:00:00Z"),
+        ]);
         let link = |index, name: &str, kind| Link {
             index,
             name: name.into(),
@@ -152,12 +190,60 @@ mod tests {
             link(7, "cali1", LinkKind::VethToOtherNetns),
             link(8, "uplink", LinkKind::Other),
             link(9, "cali4", LinkKind::VethToOtherNetns),
+            link(10, "cali5", LinkKind::VethToOtherNetns),
         ];
-        let mut found: Vec<_> = candidates(&state, &links).into_values().collect();
-        found.sort_by(|one, other| one.read.if_name.cmp(&other.read.if_name));
-        let found = found
-            .iter()
-            .map(|candidate| (&*candidate.read.if_name, candidate.matched_in_part.is_some()));
-        assert_eq!(found.collect::<Vec<_>>(), [("old", false), ("renamed", true)]);
+        let found = candidates(&state, &links).into_values();
+        let mut found: Vec<_> = found
+            .map(|candidate| {
+                let doubt = match candidate.doubt {
+                    Doubt::Gone => "gone",
+                    Doubt::MatchedInPart(_) => "in part",
+                    Doubt::Shared(..) => "shared",
+                };
+                (candidate.read.if_name, doubt)
+            })
+            .collect();
+        found.sort();
+        let expected = [
+            ("gone", "gone"),
+            ("new", "shared"),
+            ("old", "shared"),
+            ("predecessor", "gone"),
+            ("renamed", "in part"),
+        ];
+        assert_eq!(found, expected.map(|(name, doubt)| (name.to_owned(), doubt)));
+    }
+
+    /// A clock may be set back between two ADDs.
+    #[test]
+    fn of_records_of_one_veth_the_kernel_decides_and_then_the_time() {
+        use LinkEnd::{ItsPod, OtherPod, Unknown};
+        let (old, new) = ("2026-11-29T08:00:00.1Z", "2026-11-29T08:00:00.2Z");
+        let cases: [(&str, &[(LinkEnd, &str)], &[bool]); 8] = [
+            ("unknown: the newer stays", &[(Unknown, old), (Unknown, new)], &[true, false]),
+            ("a clock set back", &[(Unknown, old), (OtherPod, new)], &[false, true]),
+            ("the namespace is known", &[(ItsPod, old), (Unknown, new)], &[false, true]),
+            ("nobody's: the newer stays", &[(OtherPod, old), (OtherPod, new)], &[true, false]),
+            ("of one pod", &[(ItsPod, old), (ItsPod, new)], &[true, false]),
+            ("at the same time", &[(Unknown, new), (Unknown, new)], &[false, false]),
+            ("no time", &[(Unknown, ""), (Unknown, new)], &[false, false]),
+            (
+                "three",
+                &[(Unknown, old), (Unknown, new), (OtherPod, "2027-01-01T00:00:00Z")],
+                &[true, false, true],
+            ),
+        ];
+        for (name, records, expected) in cases {
+            let made: Vec<_> = records
+                .iter()
+                .map(|(end, added_at)| {
+                    let mut record = record(Some(("cali1", 7, "ee")));
+                    record.added_at = (*added_at).to_owned();
+                    (*end, record)
+                })
+                .collect();
+            let records: Vec<_> = made.iter().map(|(end, record)| (*end, record)).collect();
+            assert_eq!(superseded(&records), expected, "{name}");
+        }
     }
 }
