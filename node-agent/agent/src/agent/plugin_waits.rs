@@ -16,8 +16,8 @@ use crate::engine::Engine;
 use crate::flush::Flush;
 use denizen_model::LocalPod;
 use denizen_observe::status::metrics::Metrics;
+use denizen_plan::Plan;
 use denizen_plan::conntrack::StaleCandidates;
-use denizen_plan::{FirewallPlan, Plan};
 use denizen_source::kube::PolicyRead;
 
 /// The waiting ADDs and DELs.
@@ -112,20 +112,23 @@ impl PluginWaits {
     }
 
     /// Has the connections deleted that began before their pods, as soon as no more of them can
-    /// begin: the pods' policies are programmed. Without policies any connection may begin.
+    /// begin: the pods' policies are programmed. To a pod that no policy selects any connection may
+    /// begin.
     fn clear(&mut self, engine: &Engine, flush: &mut Flush) {
         let plan = engine.plan();
-        if !plan.firewall().is_some_and(FirewallPlan::is_enforced) {
+        let Some(firewall) = plan.firewall().filter(|firewall| firewall.is_enforced()) else {
             return;
-        }
+        };
         let mut addresses = BTreeSet::new();
         for wait in self.waiting.iter_mut().filter(|wait| !wait.request.removed) {
             let is_due = wait.policies == PolicyFreshness::Done
                 && !wait.is_cleared
                 && engine.has_programmed(&wait.request);
             if is_due && let Some(pod) = plan.attachment(&wait.request.wait_for) {
-                addresses.extend(&pod.ips);
                 wait.is_cleared = true;
+                if firewall.is_restricted(pod) {
+                    addresses.extend(&pod.ips);
+                }
             }
         }
         flush.clear_for(addresses);
