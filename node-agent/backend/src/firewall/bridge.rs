@@ -319,10 +319,11 @@ fn announcements() -> Chain {
     let mut asks = is(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
     asks.extend([is_short(), back()]);
     let routers = "announcements and questions of routers";
+    let queries = is(LISTENER_QUERY, LISTENER_QUERY);
     let rules = vec![
         rule("finds the Ethernet address of the pod", asks),
         not_for_pods(vec![BridgeSet::Ports.has()]),
-        rule(routers, [is(LISTENER_QUERY, LISTENER_QUERY), vec![back()]].concat()),
+        rule(routers, [queries, vec![tunnel::is_multicast(Family::V6), back()]].concat()),
         rule(routers, [is(ROUTER_ADVERTISEMENT, REDIRECT), vec![back()]].concat()),
         dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
     ];

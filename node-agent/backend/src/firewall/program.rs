@@ -68,18 +68,28 @@ fn from_link() -> [Statement; 2] {
 ///
 /// A message of neighbour discovery has hop limit 255: with a smaller one it came through a router
 /// and is invalid (RFC 4861, 6.1 and 7.1). A message of listener discovery comes from a link-local
-/// or the unspecified address (RFC 2710, 3; RFC 3810, 5.2.13). Without these tests, both could
-/// carry anything to anybody through every router.
+/// or the unspecified address and is for a group (RFC 2710, 3; RFC 3810, 5.1.15 and 5.2.14). Without
+/// these tests, both could carry anything to anybody through every router.
+///
+/// Linux routes a packet back to the link that it comes from, whatever its source is. Policies know
+/// nothing of the unspecified address and of addresses that a host gives itself, so other messages
+/// of hosts from there are dropped.
 fn neighbour_discovery() -> Vec<Rule> {
     let why = "neighbour and listener discovery: nothing is reachable without";
     let on_link = Statement::Equals(Field::HopLimit, Key::EMPTY.byte(255));
-    let mut rules =
-        vec![rule(why, [types(Field::Icmpv6Type, 133, 137), on_link, to(Verdict::Return)])];
+    let to_group = tunnel::is_multicast(Family::V6);
+    let kinds = |(first, last)| types(Field::Icmpv6Type, first, last);
+    let mut rules = vec![rule(why, [kinds((133, 137)), on_link, to(Verdict::Return)])];
     for from in from_link() {
-        for (first, last) in [(130, 132), (143, 143)] {
-            let kind = types(Field::Icmpv6Type, first, last);
-            rules.push(rule(why, [kind, from.clone(), to(Verdict::Return)]));
+        for listening in [(130, 132), (143, 143)].map(kinds) {
+            let matches = [listening, from.clone(), to_group.clone()];
+            rules.push(rule(why, matches.into_iter().chain([to(Verdict::Return)])));
         }
+    }
+    for from in from_link() {
+        let other = [(131, 137), (143, 143)].map(kinds);
+        let refused = DropReason::Refused(Direction::Egress);
+        rules.extend(other.map(|kind| dropped(refused, vec![kind, from.clone()])));
     }
     rules
 }

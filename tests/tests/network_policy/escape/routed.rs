@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, ensure};
-use denizen_tests::packets::frame::{ether_type, frame as framed, icmp, packet, udp};
+use denizen_tests::node::world::ip;
+use denizen_tests::packets::frame::{IPV6, ether_type, frame as framed, icmp, packet, udp};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy};
 
 use super::switched::DISCOVERY;
 use super::{End, EscapeAttempts, at, deny_all, long, none_leads, open, put};
@@ -17,9 +19,11 @@ fn attempts(from: End, via: End, to: End) -> EscapeAttempts {
         attempts.add(format!("UDP to {target}"), |marker| {
             sent(&udp(at(source), at(target), marker), target)
         });
-        attempts.add(format!("an unknown protocol to {target}"), |marker| {
-            sent(&packet(source, target, 253, 64, marker), target)
-        });
+        for protocol in [2, 253] {
+            attempts.add(format!("IP protocol {protocol} to {target}"), |marker| {
+                sent(&packet(source, target, protocol, 64, marker), target)
+            });
+        }
     }
     for kind in DISCOVERY {
         for hop_limit in [2, 64, 255] {
@@ -86,4 +90,41 @@ fn the_node_answers_nothing_of_a_pod_that_may_send_nothing() -> Result<()> {
     put(&mut cluster, [deny_all()])?;
     none_leads(&bridged, &at_a, &at_a, "bridged")?;
     none_leads(&routed, &at_b, &at_b, "routed")
+}
+
+/// Discovery is for hosts on the link. The node would also route it back to the link that it comes
+/// from, whatever its source is.
+#[test]
+fn no_discovery_is_routed_to_a_neighbour() -> Result<()> {
+    let mut cluster = TestCluster::new("escape-discovery")?;
+    let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
+    let via = End::bridge(&cluster)?;
+    let mut attempts = EscapeAttempts::default();
+    for source in [a.link_local, ip("fe80::bad"), ip("::"), a.v6] {
+        for target in [c.v6, c.link_local] {
+            for kind in DISCOVERY {
+                for hop_limit in [2, 64, 255] {
+                    let name =
+                        format!("ICMPv6 {kind} from {source} to {target}, hop limit {hop_limit}");
+                    attempts.add(name, |marker| {
+                        let packet = icmp(source, target, hop_limit, kind, 0, &long(marker));
+                        framed(a.mac, via.mac, &[], IPV6, &packet)
+                    });
+                }
+            }
+        }
+    }
+    let (from, to) = (open(cluster.netns("x/a"))?, open(cluster.netns("x/c"))?);
+    let lead = attempts.lead_patiently(&from, &to)?;
+    for kind in DISCOVERY {
+        let name = format!("ICMPv6 {kind} ");
+        ensure!(lead.iter().any(|lead| lead.starts_with(&name)), "without policies: {lead:#?}");
+    }
+    put(&mut cluster, [deny_all()])?;
+    none_leads(&attempts, &from, &to, "both deny everything")?;
+    let of = |pod| LabelSelector::label("pod", pod);
+    put(&mut cluster, [NetworkPolicy::new("x", "in", of("c")).ingress([])])?;
+    none_leads(&attempts, &from, &to, "the receiver denies ingress")?;
+    put(&mut cluster, [NetworkPolicy::new("x", "out", of("a")).egress([])])?;
+    none_leads(&attempts, &from, &to, "the sender is denied egress")
 }
