@@ -7,10 +7,12 @@
 //! | frames from port to port of a bridge | `switched` |
 //! | packets that the node routes, or answers itself | `routed` |
 //! | a pod that passes for another pod, for the node or for a router | `identity` |
+//! | what the node or a neighbour hands to another pod than its address says | `delivered` |
 //! | what a pod may do all the same, and what is permitted by name | `permitted` |
 //! | an address that no policy can tell apart | `unlabelled` |
 //! | packets in packets, and errors about others' connections | `indirect` |
 
+mod delivered;
 mod identity;
 mod indirect;
 mod permitted;

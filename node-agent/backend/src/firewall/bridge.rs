@@ -7,9 +7,11 @@
 //! tagged frames, which no rule can look into.
 //!
 //! A frame to an isolated pod must be for one of the pod's addresses, so that IP rules judge it.
-//! Only the messages by which neighbours and routers are found pass unjudged. Where frames do not
-//! pass bridge netfilter, restricted pods are cut off from their neighbours.
+//! The same holds for what the node routes to the pod. Only the messages by which neighbours and
+//! routers are found pass unjudged. Where frames do not pass bridge netfilter, restricted pods are
+//! cut off from their neighbours.
 
+mod delivery;
 mod set;
 
 use std::collections::BTreeSet;
@@ -28,7 +30,7 @@ use denizen_model::{Family, LocalPod};
 use denizen_nft::{
     Chain, Element, Field, Hook, Key, Rule, Schema, Statement, TableFamily, Value, Verdict,
 };
-use denizen_plan::{Direction, FirewallPlan, Isolation, KnownPods};
+use denizen_plan::{FirewallPlan, Isolation, KnownPods};
 
 /// Before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
 const SOURCE_PRIORITY: i32 = -300;
@@ -54,10 +56,6 @@ const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
 const LISTENER_REPORT: u8 = 143;
 
-/// Longer messages of ARP and of neighbour discovery carry something else (RFC 826 and RFC 4861
-/// need 28 and 72 bytes).
-const SHORT: u32 = 128;
-
 pub fn schema() -> Schema {
     Schema {
         family: TableFamily::Bridge,
@@ -81,11 +79,10 @@ pub fn all(pods: KnownPods) -> Vec<Chain> {
         frames(),
         sources(),
         prerouting(),
-        announcements(),
-        receiver(),
-        neighbours(),
-        forward(),
     ]
+    .into_iter()
+    .chain(delivery::chains())
+    .collect()
 }
 
 fn jump(chain: &str) -> Statement {
@@ -105,24 +102,8 @@ fn is_frame(ether_type: u16) -> Statement {
     Statement::Equals(Field::FrameType, Key::EMPTY.port(ether_type))
 }
 
-/// Matches messages as short as those of ARP and neighbour discovery.
-fn is_short() -> Statement {
-    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: true, value: 0 }
-}
-
-/// Matches longer messages.
-fn is_long() -> Statement {
-    Statement::Bits { field: Field::Length, mask: !(SHORT - 1), equal: false, value: 0 }
-}
-
 fn spoofed(matches: Vec<Statement>) -> Rule {
     dropped(DropReason::Spoofed, matches)
-}
-
-/// Drops without counting: every host solicits routers and joins groups all the time.
-fn not_for_pods(matches: Vec<Statement>) -> Rule {
-    let why = "for routers and listeners, and no pod is one for another";
-    rule(why, matches.into_iter().chain([to(Verdict::Drop)]))
 }
 
 fn prerouting() -> Chain {
@@ -260,89 +241,6 @@ fn frames() -> Chain {
     rules.push(rule("whose Ethernet address", [goto("macs")]));
     let why = "what no rule can look into: nothing from a restricted pod, and no tags";
     chain("frames".into(), why, rules)
-}
-
-fn forward() -> Chain {
-    let no_frame = |ether_type| Statement::NotEquals(Field::FrameType, Key::EMPTY.port(ether_type));
-    let to_port = |set: BridgeSet| set.has_of(&[Field::OutputInterface]);
-    let judged = "IP rules judge it at the node's interface";
-    let mut rules = vec![
-        rule(judged, [BridgeSet::NodeVeths.has(), back()]),
-        rule(judged, [to_port(BridgeSet::NodeVeths), back()]),
-        rule("goes to an isolated pod", [BridgeSet::IngressIsolated.has(), jump("receiver")]),
-        rule(
-            "a restricted pod sends to another pod",
-            [BridgeSet::Restricted.has(), to_port(BridgeSet::Ports), jump("neighbours")],
-        ),
-        dropped(
-            DropReason::Frame,
-            [vec![to_port(BridgeSet::Restricted)], [IPV4, IPV6, ARP].map(no_frame).into()].concat(),
-        ),
-    ];
-    let why = DropReason::Refused(Direction::Ingress);
-    for field in [Field::InputInterface, Field::OutputInterface] {
-        rules.extend(Family::BOTH.map(|version| {
-            dropped(why, vec![BridgeSet::CutOff.has_of(&[field]), Statement::carries(version)])
-        }));
-    }
-    let why = "what one port of a bridge sends to another";
-    base("forward", Hook::Forward, FILTER_PRIORITY, why, rules)
-}
-
-/// What reaches an isolated pod on a bridge must be for one of its addresses, whatever the frame's
-/// header says, so that IP rules judge it. The only exceptions are queries about its addresses, and
-/// routers' announcements.
-fn receiver() -> Chain {
-    let for_it = |set: BridgeSet, version| {
-        set.has_of(&[Field::OutputInterface, Field::Destination(version)])
-    };
-    let its = "for an address of the pod: IP rules judge it";
-    let is_unjudged = |(first, last)| {
-        let matches = [is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-        rule("IP rules do not judge it", matches.into_iter().chain([goto("announcements")]))
-    };
-    let mut rules =
-        vec![rule(its, [is_frame(IPV4), for_it(BridgeSet::Addresses4, Family::V4), back()])];
-    rules.extend([(LISTENER_QUERY, REDIRECT), (LISTENER_REPORT, LISTENER_REPORT)].map(is_unjudged));
-    rules.extend([
-        rule(its, [is_frame(IPV6), for_it(BridgeSet::Addresses6, Family::V6), back()]),
-        rule("finds the Ethernet address of the pod", [is_frame(ARP), is_short(), back()]),
-        dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
-    ]);
-    chain("receiver".into(), "what may reach an isolated pod on a bridge", rules)
-}
-
-/// The permitted messages of discovery: neighbours' queries for addresses, and routers'
-/// announcements and queries.
-fn announcements() -> Chain {
-    let is = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-    let mut asks = is(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
-    asks.extend([is_short(), back()]);
-    let routers = "announcements and questions of routers";
-    let queries = is(LISTENER_QUERY, LISTENER_QUERY);
-    let rules = vec![
-        rule("finds the Ethernet address of the pod", asks),
-        not_for_pods(vec![BridgeSet::Ports.has()]),
-        rule(routers, [queries, vec![tunnel::is_multicast(Family::V6), back()]].concat()),
-        rule(routers, [is(ROUTER_ADVERTISEMENT, REDIRECT), vec![back()]].concat()),
-        dropped(DropReason::Refused(Direction::Ingress), Vec::new()),
-    ];
-    chain("announcements".into(), "which discovery may reach an isolated pod on a bridge", rules)
-}
-
-/// Neighbour discovery and ARP are not judged by policies. So they may carry nothing else, and
-/// messages for routers do not reach pods.
-fn neighbours() -> Chain {
-    let why = DropReason::Refused(Direction::Egress);
-    let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
-    let long = |matches: Vec<Statement>| dropped(why, [matches, vec![is_long()]].concat());
-    let rules = vec![
-        not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
-        not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),
-        long(icmpv6(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT)),
-        long(vec![is_frame(ARP)]),
-    ];
-    chain("neighbours".into(), "what a restricted pod may send to other pods unjudged", rules)
 }
 
 /// Puts a test for IPv6 before each rule's own tests, which need it.
