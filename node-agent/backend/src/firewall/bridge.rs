@@ -8,8 +8,9 @@
 //!
 //! A frame to an isolated pod must be for one of the pod's addresses, so that IP rules judge it.
 //! The same holds for what the node routes to the pod. Only the messages by which neighbours and
-//! routers are found pass unjudged. Where frames do not pass bridge netfilter, restricted pods are
-//! cut off from their neighbours.
+//! routers are found pass unjudged. If a policy isolates the sender for egress, a frame to any
+//! other pod must be for one of that pod's addresses. Where frames do not pass bridge netfilter,
+//! restricted pods are cut off from their neighbours.
 
 mod delivery;
 mod set;
@@ -30,7 +31,7 @@ use denizen_model::{Family, LocalPod};
 use denizen_nft::{
     Chain, Element, Field, Hook, Key, Rule, Schema, Statement, TableFamily, Value, Verdict,
 };
-use denizen_plan::{FirewallPlan, Isolation, KnownPods};
+use denizen_plan::{Direction, FirewallPlan, Isolation, KnownPods};
 
 /// Before bridge netfilter (`NF_BR_PRI_BRNF`, 0) calls the IP hooks.
 const SOURCE_PRIORITY: i32 = -300;
@@ -294,9 +295,15 @@ pub(super) fn of_pod(
             }
         }
     }
-    let mut judged = pod.ips.iter().filter_map(|ip| plan.pod_rules(*ip));
-    if judged.any(|pod_rules| pod_rules.ingress.isolation != Isolation::Open) {
-        all.push(member(BridgeSet::IngressIsolated, key));
+    let isolated = [
+        (Direction::Ingress, BridgeSet::IngressIsolated),
+        (Direction::Egress, BridgeSet::EgressIsolated),
+    ];
+    for (direction, set) in isolated {
+        let mut judged = pod.ips.iter().filter_map(|ip| plan.pod_rules(*ip));
+        if judged.any(|pod_rules| pod_rules.of(direction).isolation != Isolation::Open) {
+            all.push(member(set, key));
+        }
     }
     if plan.is_confined(pod) {
         all.push(member(BridgeSet::Restricted, key));

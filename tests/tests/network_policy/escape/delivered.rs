@@ -1,21 +1,23 @@
 //! Packets that the node, or a neighbour, hands to another pod than their address says: the
 //! Ethernet address decides who gets a packet, and the IP address what policies say about it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use denizen_tests::node::netns::Netns;
 use denizen_tests::node::pod::BRIDGE;
 use denizen_tests::node::world::ip;
 use denizen_tests::packets::frame::{
     ARP, BROADCAST, FrameSocket, IPV6, Mac, TAGS, arp, ether_type, frame as framed, group, icmp,
     mac_of, udp,
 };
-use denizen_tests::policy::{LabelSelector, NetworkPolicy};
+use denizen_tests::packets::probe::{Outcome, Probe, SILENCE};
+use denizen_tests::policy::{LabelSelector, NetworkPolicy, PolicyPeer, PolicyRule};
 
 use super::{End, EscapeAttempts, at, none_leads, open, put};
-use crate::regressions::test_cluster::TestCluster;
+use crate::regressions::test_cluster::{TestCluster, expect_at};
 
 /// An Ethernet address that nobody has.
 const STRANGE: Mac = [0x02, 0xde, 0xad, 0, 0, 1];
@@ -198,4 +200,96 @@ fn the_nodes_own_packets_reach_an_isolated_pod() -> Result<()> {
     // It asks for the pod's Ethernet address first.
     cluster.node(0).ip("neigh flush all")?;
     cluster.expect(cluster.node(0), "x/a", true)
+}
+
+/// Where x/c may send to, and where x/a is said to be.
+const NETWORKS: [&str; 2] = ["203.0.113.0/24", "2001:db8:113::/48"];
+const ALIASES: [&str; 2] = ["203.0.113.5", "2001:db8:113::5"];
+
+/// x/c may send to these ranges alone.
+fn permitting(ranges: &[&str]) -> NetworkPolicy {
+    let peers = ranges.iter().map(|range| PolicyPeer::block(*range, []));
+    NetworkPolicy::new("x", "out", of("c")).egress([PolicyRule::to(peers)])
+}
+
+/// An alias of x/a on its interface, which x/c believes to be there.
+fn alias(cluster: &TestCluster, address: IpAddr, mac: Mac) -> Result<()> {
+    let length = if address.is_ipv4() { 32 } else { 128 };
+    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    let nodad = if address.is_ipv4() { "" } else { "nodad" };
+    cluster.netns("x/a").ip(&format!("addr add {address}/{length} dev eth0 {nodad}"))?;
+    cluster.netns("x/c").ip(&format!(
+        "route add {address}/{length} dev eth0\n\
+         neigh replace {address} lladdr {mac} dev eth0 nud permanent"
+    ))
+}
+
+fn connects(from: &Netns, to: SocketAddr) -> bool {
+    let outcome = Probe::tcp(to).timeout(SILENCE).send_in(from);
+    // Nobody speaks there: to be connected is enough.
+    !matches!(outcome, Outcome::Dropped | Outcome::Unreachable | Outcome::Refused)
+}
+
+/// x/c may send to a network outside of the cluster alone. x/a, its neighbour, which no policy
+/// selects, takes an address of that network, and x/c knows x/a's Ethernet address.
+#[test]
+fn a_neighbour_under_a_permitted_address_is_not_reached() -> Result<()> {
+    let mut cluster = TestCluster::new("escape-alias")?;
+    let [a, c] = [End::of(&cluster, "x/a")?, End::of(&cluster, "x/c")?];
+    let (from, to) = (open(cluster.netns("x/c"))?, open(cluster.netns("x/a"))?);
+    let mut attempts = EscapeAttempts::default();
+    for target in ALIASES.map(ip) {
+        for mac in [a.mac, STRANGE, BROADCAST] {
+            attempts.add(format!("UDP to {target} at {mac:02x?}"), |marker| {
+                let source = if target.is_ipv4() { c.v4 } else { c.v6 };
+                let packet = udp(at(source), at(target), marker);
+                framed(c.mac, mac, &[], ether_type(target), &packet)
+            });
+        }
+    }
+    let aliases = ALIASES.map(|alias| SocketAddr::new(ip(alias), 7777));
+    for address in aliases {
+        alias(&cluster, address.ip(), a.mac)?;
+    }
+    let listen = || aliases.map(TcpListener::bind).into_iter().collect::<Result<Vec<_>, _>>();
+    let _listeners = cluster.netns("x/a").run(listen)?.context("x/a listens")?;
+    put(&mut cluster, [permitting(&NETWORKS)])?;
+    none_leads(&attempts, &from, &to, "outside of the cluster alone")?;
+    for address in aliases {
+        ensure!(!connects(cluster.netns("x/c"), address), "{address}");
+    }
+    // Everything is permitted to everybody, for whom policies have no word.
+    let lead = |attempts: &EscapeAttempts| -> Result<()> {
+        let lead = attempts.lead_patiently(&from, &to)?;
+        ensure!(lead == attempts.names(), "only {lead:#?}");
+        Ok(())
+    };
+    put(&mut cluster, [NetworkPolicy::new("x", "in", of("c")).ingress([])])?;
+    lead(&attempts)?;
+    // A group is permitted by its address: whoever is in it hears it.
+    let mut to_groups = EscapeAttempts::default();
+    for target in ["239.1.2.3", "ff05::1:3"].map(ip) {
+        to_groups.add(format!("UDP to {target}"), |marker| {
+            let source = if target.is_ipv4() { c.v4 } else { c.v6 };
+            let packet = udp(at(source), at(target), marker);
+            framed(c.mac, group(target), &[], ether_type(target), &packet)
+        });
+    }
+    put(&mut cluster, [permitting(&["239.1.2.0/24", "ff05::/16"])])?;
+    lead(&to_groups)?;
+    // The neighbour itself, and by an annotation its further addresses.
+    let [v4, v6] = cluster.addresses("x/a").map(|ip| ip.to_string());
+    put(&mut cluster, [permitting(&[&format!("{v4}/32"), &format!("{v6}/128")])])?;
+    cluster.expect(cluster.netns("x/c"), "x/a", true)?;
+    for service in cluster.play.pod("x/a").1 {
+        expect_at(cluster.netns("x/c"), SocketAddr::new(service, 80), true)?;
+    }
+    let pods = cluster.world.pods.iter_mut();
+    let annotated = pods.filter(|pod| pod.metadata.namespace == "x" && pod.metadata.name == "a");
+    annotated.for_each(|pod| {
+        let key = "denizen.io/additional-addresses".to_owned();
+        pod.metadata.annotations.insert(key, ALIASES.join(", "));
+    });
+    put(&mut cluster, [permitting(&NETWORKS)])?;
+    lead(&attempts)
 }

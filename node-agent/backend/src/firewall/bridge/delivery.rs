@@ -154,17 +154,34 @@ fn announcements() -> Chain {
     chain("announcements".into(), "which discovery may reach an isolated pod on a bridge", rules)
 }
 
-/// Neighbour discovery and ARP are not judged by policies. So they may carry nothing else, and
-/// messages for routers do not reach pods.
+/// What a restricted pod sends to another pod's port. Neighbour discovery and ARP are not judged by
+/// policies. So they may carry nothing else, and messages for routers do not reach pods.
+///
+/// IP rules judge the address that a packet is for, whoever gets it. So a packet of a pod that is
+/// isolated for egress must be for an address of the pod that gets it: under any other one, that
+/// pod would be reached wherever a policy permits the other address.
 fn neighbours() -> Chain {
     let why = DropReason::Refused(Direction::Egress);
     let icmpv6 = |first, last| vec![is_frame(IPV6), types(Field::Icmpv6Type, first, last)];
+    let neighbour = || icmpv6(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT);
     let long = |matches: Vec<Statement>| dropped(why, [matches, vec![is_long()]].concat());
-    let rules = vec![
+    let finds = |matches: Vec<Statement>| {
+        rule("finds an Ethernet address", matches.into_iter().chain([back()]))
+    };
+    let mut rules = vec![
+        for_pod(Family::V4),
         not_for_pods(icmpv6(LISTENER_QUERY, ROUTER_SOLICITATION)),
         not_for_pods(icmpv6(LISTENER_REPORT, LISTENER_REPORT)),
-        long(icmpv6(NEIGHBOUR_SOLICITATION, NEIGHBOUR_ADVERTISEMENT)),
+        long(neighbour()),
+        finds(neighbour()),
+        for_pod(Family::V6),
         long(vec![is_frame(ARP)]),
+        finds(vec![is_frame(ARP)]),
     ];
-    chain("neighbours".into(), "what a restricted pod may send to other pods unjudged", rules)
+    let groups4 = (Ipv4Addr::new(224, 0, 0, 0), 4);
+    let groups6 = (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+    let group = "a policy permits a group by its address, whoever is in it";
+    rules.extend(for_groups(group, groups4, groups6));
+    rules.push(dropped(why, vec![BridgeSet::EgressIsolated.has()]));
+    chain("neighbours".into(), "what a restricted pod may send to other pods on the bridge", rules)
 }

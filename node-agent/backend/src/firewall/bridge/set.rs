@@ -21,12 +21,13 @@ pub enum BridgeSet {
     TunnelPorts,
     TunnelProtocols,
     IngressIsolated,
+    EgressIsolated,
     CutOff,
     NodeVeths,
 }
 
 /// In the order in which they are created.
-const SETS: [SetDeclaration<BridgeSet>; 17] = {
+const SETS: [SetDeclaration<BridgeSet>; 18] = {
     use Field::{
         DestinationPort, EtherSource, InputInterface, NeighbourTarget, OutputInterface, Protocol,
     };
@@ -63,6 +64,8 @@ const SETS: [SetDeclaration<BridgeSet>; 17] = {
             .why("by which the node takes packets out of packets"),
         SetDeclaration::new(BridgeSet::IngressIsolated, "ingress-isolated", &[OutputInterface])
             .why("ports of local pods that a policy isolates for ingress"),
+        SetDeclaration::new(BridgeSet::EgressIsolated, "egress-isolated", &[InputInterface])
+            .why("ports of local pods that a policy isolates for egress"),
         SetDeclaration::new(BridgeSet::CutOff, "cut-off", &[InputInterface])
             .why("ports of restricted pods whose frames IP rules do not see"),
         SetDeclaration::new(BridgeSet::NodeVeths, "node-veths", &[InputInterface])
