@@ -42,16 +42,26 @@ pub(super) fn to_anybody() -> Rule {
 /// Rules that drop what is for a destination that no set names and at which a tunnel may listen all
 /// the same. `matches`: what each rule asks first.
 pub(super) fn to_special(version: Family, matches: &[Statement]) -> Vec<Rule> {
-    let v4 = |first, prefix| (IpAddr::from(Ipv4Addr::new(first, 0, 0, 0)), prefix);
-    let v6 = |first, prefix| (IpAddr::from(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0)), prefix);
-    let special = match version {
-        // Multicast, and the reserved addresses behind it with 255.255.255.255. With an unspecified
-        // source, Linux takes 0.0.0.0 for a broadcast. With `route_localnet`, loopback is reached.
-        Family::V4 => vec![v4(224, 3), v4(0, 8), v4(127, 8)],
-        Family::V6 => vec![v6(0xff00, 8)],
+    let within = |first| {
+        let network = Ipv4Addr::new(first, 0, 0, 0).into();
+        Statement::Within(Field::Destination(version), network, 8)
     };
-    let destination = Field::Destination(version);
-    let within = |(network, prefix)| Statement::Within(destination, network, prefix);
-    let rule = |range| dropped(DropReason::Tunnel, [matches, &[within(range)]].concat());
+    let special = match version {
+        // With an unspecified source, Linux takes 0.0.0.0 for a broadcast. With `route_localnet`,
+        // loopback is reached.
+        Family::V4 => vec![is_multicast(version), within(0), within(127)],
+        Family::V6 => vec![is_multicast(version)],
+    };
+    let rule = |is_special| dropped(DropReason::Tunnel, [matches, &[is_special]].concat());
     special.into_iter().map(rule).collect()
+}
+
+/// Matches multicast and broadcast destinations.
+pub(super) fn is_multicast(version: Family) -> Statement {
+    // 224.0.0.0/4 and the reserved addresses behind it, with 255.255.255.255.
+    let (network, prefix): (IpAddr, u8) = match version {
+        Family::V4 => (Ipv4Addr::new(224, 0, 0, 0).into(), 3),
+        Family::V6 => (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0).into(), 8),
+    };
+    Statement::Within(Field::Destination(version), network, prefix)
 }

@@ -144,7 +144,7 @@ mod tests {
                 "{prefix}{}.{}.{}{length}",
                 number >> 15,
                 number >> 7 & 255,
-                number * 2 & 255
+                (number * 2) & 255
             ),
             _ => format!("{prefix}{:x}{length}", number * 2),
         }

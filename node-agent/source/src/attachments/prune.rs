@@ -219,7 +219,8 @@ mod tests {
     fn of_records_of_one_veth_the_kernel_decides_and_then_the_time() {
         use LinkEnd::{ItsPod, OtherPod, Unknown};
         let (old, new) = ("2026-11-29T08:00:00.1Z", "2026-11-29T08:00:00.2Z");
-        let cases: [(&str, &[(LinkEnd, &str)], &[bool]); 8] = [
+        type VethCase<'a> = (&'a str, &'a [(LinkEnd, &'a str)], &'a [bool]);
+        let cases: [VethCase<'_>; 8] = [
             ("unknown: the newer stays", &[(Unknown, old), (Unknown, new)], &[true, false]),
             ("a clock set back", &[(Unknown, old), (OtherPod, new)], &[false, true]),
             ("the namespace is known", &[(ItsPod, old), (Unknown, new)], &[false, true]),
