@@ -98,12 +98,16 @@ fn base_chains(sets: SetStatements, family: Family, config: &TableConfig) -> [Ch
     };
     let restricted = restricted(sets);
     let services = rule(Why::Dispatch, [jump(ChainName::Services)]);
-    let arriving = vec![
+    let has_loopback = !config.node_ports_everywhere || config.node_ports_on_loopback;
+    let unserved = [goes_to(loopback(family)), back()];
+    let unserved = (!has_loopback).then(|| rule(Why::LoopbackUnserved, unserved));
+    let mut arriving = vec![
         restricted.clone(),
         rule(Why::AskLocalPolicy, [jump(ChainName::LocalPolicy)]),
         services.clone(),
-        at_node(ChainName::NodePortPolicy),
     ];
+    arriving.extend(unserved.clone());
+    arriving.push(at_node(ChainName::NodePortPolicy));
     // Connections that IPVS translates do not match `is_translated`. So with IPVS the set alone
     // decides, at the cost of a lookup: only translation leads a packet from a pod to itself
     // through this node.
@@ -116,9 +120,6 @@ fn base_chains(sets: SetStatements, family: Family, config: &TableConfig) -> [Ch
     ];
     let nat = |hook, priority| BaseChain { kind: ChainKind::Nat, hook, priority };
     let before = |hook| nat(hook, DESTINATION_PRIORITY);
-    let has_loopback = !config.node_ports_everywhere || config.node_ports_on_loopback;
-    let unserved = [goes_to(loopback(family)), back()];
-    let unserved = (!has_loopback).then(|| rule(Why::LoopbackUnserved, unserved));
     let mut sending = vec![restricted, services];
     sending.extend(unserved);
     sending.push(at_node(ChainName::NodePorts));
