@@ -131,7 +131,7 @@ fn comments_fit_and_name_no_object() -> Result<()> {
 }
 
 /// Without neighbour and listener discovery nothing is reachable; an echo needs a permission. As
-/// the RFCs have them: with the largest hop limit, or from a link-local address.
+/// the RFCs have them: with the largest hop limit, or from a link-local address to a group.
 #[test]
 fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
     let deny = NetworkPolicy::new("x", "deny", LabelSelector::default()).ingress([]).egress([]);
@@ -161,11 +161,17 @@ fn discovery_passes_isolated_pods_and_an_echo_does_not() -> Result<()> {
                 let is_local = from.starts_with("fe80");
                 let is_other = !is_discovery && !listens;
                 let is_its = to.ip() == ip(XA[1]);
+                let is_valid = match is_discovery {
+                    true => hop_limit == 255,
+                    false => listens && is_local && !is_its,
+                };
+                // Nobody of this node's pods has either address.
+                let is_nobodys = is_local && !is_its && (is_other || kind == 130);
+                let is_routers = [134, 137].contains(&kind) || kind == 130 && !is_its;
                 for (stops, expected) in [
-                    // Nobody of this node's pods has either address.
-                    (&routed, is_discovery && hop_limit == 255 || is_local && (listens || !is_its)),
+                    (&routed, is_valid || is_nobodys),
                     (&from_pod, finds || is_other && is_its),
-                    (&from_router, finds || [130, 134, 137].contains(&kind) || is_other && is_its),
+                    (&from_router, finds || is_routers || is_other && is_its),
                 ] {
                     let passes = reader.passes(&packet, stops)?;
                     ensure!(
