@@ -89,9 +89,9 @@ impl Adopter {
         self.host_end(record)?.as_ref().map_or(Ok(None), mac_behind)
     }
 
-    /// Whether the link of `record` leads to the interface of its pod; `None` if that cannot be
-    /// told. The network namespace decides if it can be reached, since a pod may change its MAC
-    /// address.
+    /// Whether the link of `record` leads to the interface of its pod; `None` if the kernel
+    /// does not show it. The network namespace decides if it can be reached, since a pod may change
+    /// its MAC address.
     ///
     /// # Errors
     /// When the kernel cannot be queried.

@@ -15,6 +15,7 @@ pub fn canonical_range(range: IpNetwork) -> Option<IpNetwork> {
         (IpNetwork::V4(_) | IpNetwork::V6(_), _) => Some(range),
     }
 }
+
 /// The first two addresses of a podCIDR: the network's own, from which flannel's tunnel sends, and
 /// the next one, which by custom is the bridge's. They are addresses of the range's node.
 pub fn node_addresses_in(pod_cidr: IpNetwork) -> impl Iterator<Item = IpAddr> {

@@ -96,7 +96,8 @@ fn a_load_balancer_is_told_as_by_kube_proxy() -> Result<()> {
             assert_eq!(reply.header("content-type"), Some("application/json"));
             assert_eq!(reply.header("x-content-type-options"), Some("nosniff"));
             assert_eq!(reply.header("x-load-balancing-endpoint-weight"), Some("2"));
-            let expected = "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\
+            let expected = "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\
+                            \t\t\"name\": \"web\"\n\t},\n\
                             \t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}";
             assert_eq!(reply.body, expected);
             assert_eq!(reply.json()?["localEndpoints"], 2);

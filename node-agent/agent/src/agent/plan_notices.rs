@@ -19,8 +19,8 @@ impl PlanNotices {
     }
 
     /// Sends events about what is new: addresses that no Service may have, or that are too many for
-    /// one Service, host ports that another
-    /// pod already has, and ClusterNetworkPolicies that select the same pod with the same priority.
+    /// one Service, host ports that another pod already has, and ClusterNetworkPolicies that select
+    /// the same pod with the same priority.
     pub fn update(&mut self, plan: &Plan, changes: &PlanChanges) {
         for remark in &changes.remarks {
             let (service, reason) = match remark {

@@ -68,8 +68,8 @@ fn from_link() -> [Statement; 2] {
 ///
 /// A message of neighbour discovery has hop limit 255: with a smaller one it came through a router
 /// and is invalid (RFC 4861, 6.1 and 7.1). A message of listener discovery comes from a link-local
-/// or the unspecified address and is for a group (RFC 2710, 3; RFC 3810, 5.1.15 and 5.2.14). Without
-/// these tests, both could carry anything to anybody through every router.
+/// or the unspecified address and is for a group (RFC 2710, 3; RFC 3810, 5.1.15 and 5.2.14).
+/// Without these tests, both could carry anything to anybody through every router.
 ///
 /// Linux routes a packet back to the link that it comes from, whatever its source is. Policies know
 /// nothing of the unspecified address and of addresses that a host gives itself, so other messages

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use super::blocks::spans_of;
@@ -22,9 +23,9 @@ impl fmt::Display for ExcessPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "NetworkPolicy {}: permits nothing to the pods that it isolates, since the ipBlocks of \
-             rules of its namespace overlap too much",
-            self.0
+            "NetworkPolicy {}: isolates the pods that it selects, and its rules permit nothing: \
+             the ipBlocks of the rules of namespace {} are too many, or overlap too much",
+            self.0, self.0.namespace
         )
     }
 }
@@ -95,6 +96,8 @@ fn cost<'a>(rules: impl Iterator<Item = &'a RuleBlocks<'a>>) -> usize {
     for (blocks, ports) in rules {
         *peers.entry(blocks.clone()).or_default() += ports;
     }
+    // Nobody can name sets of rules of which these hashes say that they are one set.
+    let random = RandomState::new();
     let mut cost: usize = 0;
     for is_v4 in [true, false] {
         let mut edges = Vec::new();
@@ -108,7 +111,7 @@ fn cost<'a>(rules: impl Iterator<Item = &'a RuleBlocks<'a>>) -> usize {
         let (mut rules, mut ports, mut digest, mut seen) = (0_usize, 0_usize, 0, HashSet::new());
         for here in edges.chunk_by(|(at, ..), (next, ..)| at == next) {
             for (_, begins, number, its_ports) in here {
-                digest ^= mixed(*number);
+                digest ^= random.hash_one(number);
                 (rules, ports) = match begins {
                     true => (rules + 1, ports + its_ports),
                     false => (rules - 1, ports - its_ports),
@@ -119,14 +122,6 @@ fn cost<'a>(rules: impl Iterator<Item = &'a RuleBlocks<'a>>) -> usize {
         }
     }
     cost
-}
-
-/// A number whose sums tell sets apart (SplitMix64).
-fn mixed(number: usize) -> u64 {
-    let mut mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -149,8 +149,8 @@ fn a_family_that_the_source_ranges_leave_open_is_named_once() {
             String::new()
         } else {
             format!(
-                "Service default/web: spec.loadBalancerSourceRanges has no range of {open}: everybody may use \
-                 its {open} load balancer IPs"
+                "Service default/web: spec.loadBalancerSourceRanges has no range of {open}: \
+                 everybody may use its {open} load balancer IPs"
             )
         };
         assert_eq!(words, expected, "{ranges:?}");
